@@ -1,0 +1,203 @@
+"""What the sampler samples: an (init, apply) pair on binary strings."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, struct
+
+from jaxsens import strings
+from jaxsens.inits import InitLaw
+from jaxsens.transformer.config import TransformerConfig
+from jaxsens.transformer.forward import floats_per_string, rows_per_tile, truth_table_logits
+from jaxsens.transformer.forward import apply as transformer_apply
+
+
+@struct.dataclass
+class Model:
+    """A random function on ``{0,1}^length``: draw parameters, then take logits of strings.
+
+    Attributes:
+      law: pytree of swept numbers, handed to ``init_fn``; ``None`` where there are none.
+      init_fn: ``(law, key) -> params``, pure; draws float32 parameters.
+      apply_fn: ``(params, bits)`` with int32 bits ``(S, length)`` to logits ``(S,)``.
+      table_fn: ``params -> logits (2**length,)`` in row order.
+      length: number of bits.
+      description: canonical JSON of what defines the model, ``law`` included; hashed into runs.
+      floats_per_string: working set of one string, in numbers; sets how many are evaluated at once.
+    """
+
+    law: Any
+    init_fn: Callable[[Any, jax.Array], Any] = struct.field(pytree_node=False)
+    apply_fn: Callable[[Any, jax.Array], jax.Array] = struct.field(pytree_node=False)
+    table_fn: Callable[[Any], jax.Array] = struct.field(pytree_node=False)
+    length: int = struct.field(pytree_node=False)
+    description: str = struct.field(pytree_node=False)
+    floats_per_string: int = struct.field(pytree_node=False)
+    draw: str = struct.field(pytree_node=False, default="float32")
+
+
+# The callables below are frozen dataclasses, not closures: equal configs compare equal, so that a
+# model built twice compiles once.
+@dataclasses.dataclass(frozen=True)
+class _TransformerInit:
+    cfg: TransformerConfig
+
+    def __call__(self, law: Callable, key: jax.Array) -> Any:
+        return law(key, self.cfg)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TransformerApply:
+    cfg: TransformerConfig
+
+    def __call__(self, params: Any, bits: jax.Array) -> jax.Array:
+        return transformer_apply(self.cfg, params, bits)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TransformerTable:
+    cfg: TransformerConfig
+
+    def __call__(self, params: Any) -> jax.Array:
+        return truth_table_logits(self.cfg, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class _KeyOnly:
+    init_fn: Callable[[jax.Array], Any]
+
+    def __call__(self, law: None, key: jax.Array) -> Any:
+        return self.init_fn(key)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TiledTable:
+    apply_fn: Callable[[Any, jax.Array], jax.Array]
+    length: int
+    tile: int
+
+    def __call__(self, params: Any) -> jax.Array:
+        def logits_of_tile(start: jax.Array) -> jax.Array:
+            rows = start + jnp.arange(self.tile, dtype=jnp.int32)
+            return self.apply_fn(params, strings.strings_of_rows(rows, self.length))
+
+        starts = jnp.arange(0, 2**self.length, self.tile, dtype=jnp.int32)
+        return jax.lax.map(logits_of_tile, starts).reshape(-1)
+
+
+def canonical_json(value: Any) -> str:
+    """One JSON text per value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def transformer_model(cfg: TransformerConfig, init: InitLaw | Callable) -> Model:
+    """The random transformer with config ``cfg`` whose parameters follow ``init``.
+
+    Args:
+      cfg: the static config.
+      init: a law of :mod:`jaxsens.inits`, or any hashable callable ``(key, cfg) -> params``; the
+        latter is told apart on disk by its ``__qualname__`` (or ``repr``) alone.
+    """
+    if isinstance(init, InitLaw):
+        law, described, draw = init, init.describe(), init.draw
+        init_fn = _TransformerInit(cfg)
+    else:
+        law, described, draw = None, getattr(init, "__qualname__", repr(init)), "float32"
+        init_fn = _CallableInit(cfg, init)
+    description = {"kind": "transformer", "config": dataclasses.asdict(cfg), "init": described}
+    return Model(
+        law=law,
+        init_fn=init_fn,
+        apply_fn=_TransformerApply(cfg),
+        table_fn=_TransformerTable(cfg),
+        length=cfg.length,
+        description=canonical_json(description),
+        floats_per_string=floats_per_string(cfg),
+        draw=draw,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _CallableInit:
+    cfg: TransformerConfig
+    init: Callable[[jax.Array, TransformerConfig], Any]
+
+    def __call__(self, law: None, key: jax.Array) -> Any:
+        return self.init(key, self.cfg)
+
+
+def from_pair(
+    init_fn: Callable[[jax.Array], Any],
+    apply_fn: Callable[[Any, jax.Array], jax.Array],
+    *,
+    length: int,
+    name: str,
+    floats_per_string: int = 1024,
+) -> Model:
+    """Any network as a model, from a pure (init, apply) pair.
+
+    Args:
+      init_fn: ``key -> params`` (a pytree of float32 arrays).
+      apply_fn: ``(params, bits) -> logits`` with int32 bits ``(S, length)`` and logits ``(S,)``.
+        It must compute in the dtype of ``params``: undecided models are evaluated in float64.
+      length: number of bits of a string.
+      name: what identifies the model on disk; two models that differ must not share it.
+      floats_per_string: numbers that one string keeps alive; sets the tile of strings.
+
+    Raises:
+      ValueError: ``length`` is out of range or ``name`` is empty.
+    """
+    length = strings.check_length(length)
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name: {name!r} given; it must be a non-empty string")
+    tile = rows_per_tile(length, floats_per_string)
+    return Model(
+        law=None,
+        init_fn=_KeyOnly(init_fn),
+        apply_fn=apply_fn,
+        table_fn=_TiledTable(apply_fn, length, tile),
+        length=length,
+        description=canonical_json({"kind": "pair", "length": length, "name": name}),
+        floats_per_string=floats_per_string,
+    )
+
+
+def from_nnx(
+    module_factory: Callable[[nnx.Rngs], nnx.Module],
+    *,
+    length: int,
+    name: str,
+    floats_per_string: int = 1024,
+) -> Model:
+    """Any flax ``nnx`` module as a model.
+
+    Args:
+      module_factory: ``rngs -> module``; the module maps int32 bits ``(S, length)`` to logits
+        ``(S,)``. Every draw must come from ``rngs``.
+      length: number of bits of a string.
+      name: what identifies the model on disk.
+      floats_per_string: as in :func:`from_pair`.
+    """
+
+    def init_fn(key: jax.Array) -> Any:
+        return nnx.split(module_factory(nnx.Rngs(key)))[1]
+
+    # The graph is the same for every key, so it is taken once, abstractly.
+    graph, _ = nnx.split(nnx.eval_shape(lambda: module_factory(nnx.Rngs(0))))
+
+    def apply_fn(params: Any, bits: jax.Array) -> jax.Array:
+        return nnx.merge(graph, params)(bits)
+
+    return from_pair(
+        init_fn, apply_fn, length=length, name=name, floats_per_string=floats_per_string
+    )
+
+
+def tables_at_once(model: Model) -> int:
+    """Models vmapped together: as many whole tables as one tile's budget holds, at least one."""
+    budget = rows_per_tile(strings.MAX_LENGTH, model.floats_per_string)
+    return max(1, budget >> model.length)
