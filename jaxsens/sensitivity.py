@@ -1,13 +1,13 @@
 r"""Boolean sensitivity of whole truth tables, batched over models.
 
 For f on {0,1}^n, s(x, f) is the number of positions whose flip changes f(x). The *profile* counts
-the strings of every sensitivity, ``profile[k] = #{x : s(x, f) = k}``, so ``K_0 = profile[0]`` is the
-number of zero-sensitivity strings, and sum_k k profile[k] = 2^n as(f) with as the average
+the strings of every sensitivity, ``profile[k] = #{x : s(x, f) = k}``, so ``K_0 = profile[0]`` is
+the number of zero-sensitivity strings, and sum_k k profile[k] = 2^n as(f) with as the average
 sensitivity (definitions as in arXiv:2606.08768).
 
-Functions named ``*_packed`` take the 32-bit words of :func:`jaxsens.strings.pack`: neighbours across
-the five low row bits are reached by shifts inside a word, the others by swapping words, and counting
-is ``population_count``. All counts are exact int32. Leading axes are batch axes throughout.
+Functions named ``*_packed`` take the 32-bit words of :func:`jaxsens.strings.pack`: neighbours
+across the five low row bits are reached by shifts inside a word, the others by swapping words, and
+counting is ``population_count``. All counts are exact int32. Leading axes are batch axes.
 """
 
 import jax

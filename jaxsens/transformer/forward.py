@@ -24,9 +24,9 @@ def _plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:
 def layer_norm(x: jax.Array, params: NormParams | None, eps: float) -> jax.Array:
     r"""LN(x) = (x - mean) / sqrt(var + eps) * scale + bias over the last axis.
 
-    Biased variance in two passes. The deviations are divided by the largest of them before they are
-    squared, so that nothing under- or overflows, and LN(c v) = LN(v) holds at eps = 0 for any c > 0.
-    With eps = 0 a constant row gives exactly 0 before scale and bias, with zero gradient.
+    Biased variance in two passes. The deviations are divided by the largest of them before they
+    are squared, so that nothing under- or overflows, and LN(c v) = LN(v) holds at eps = 0 for any
+    c > 0. With eps = 0 a constant row gives exactly 0 before scale and bias, with zero gradient.
 
     Args:
       x: floating array ``(..., D)``.
@@ -36,7 +36,7 @@ def layer_norm(x: jax.Array, params: NormParams | None, eps: float) -> jax.Array
     Returns:
       Array of the shape and dtype of ``x``.
     """
-    # Rounding of the mean must not turn a constant row into a tiny varying one: shift it to 0 first.
+    # Rounding of the mean must not turn a constant row into a varying one: shift it to 0 first.
     shifted = x - x[..., :1]
     deviation = shifted - jnp.mean(shifted, axis=-1, keepdims=True)
     largest = jnp.max(jnp.abs(deviation), axis=-1, keepdims=True)

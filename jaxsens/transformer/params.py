@@ -1,6 +1,7 @@
 """The parameter pytree, its flat names, and the shapes that a config asks for."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +122,8 @@ def build(cfg: TransformerConfig, arrays: Mapping[str, jax.Array]) -> Transforme
 
     def layer(prefix: str) -> LayerParams:
         names = [f for f in LayerParams.__dataclass_fields__ if not f.startswith("norm")]
-        leaves = {name: arrays.get(f"{prefix}.{name}") for name in names}
+        # Any, since which leaves are None is the config's business.
+        leaves: dict[str, Any] = {name: arrays.get(f"{prefix}.{name}") for name in names}
         return LayerParams(**leaves, norm1=norm(f"{prefix}.norm1"), norm2=norm(f"{prefix}.norm2"))
 
     return TransformerParams(

@@ -1,0 +1,1 @@
+"""Index ranges to shards to estimates: the sampler."""

@@ -1,0 +1,150 @@
+"""From indices to outcomes in one compiled computation: draw, evaluate, pack, count."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxsens import sensitivity, strings
+from jaxsens.model import Model
+from jaxsens.montecarlo.keys import key_of_parts
+
+
+class Outcome(NamedTuple):
+    """What one model computes; a leading axis runs over models.
+
+    Attributes:
+      profile: int32 ``(n + 1,)``, number of strings of each sensitivity.
+      ones: int32 ``()``, number of strings answered 1.
+      fingerprint: uint32 ``(2,)``, :func:`jaxsens.sensitivity.table_hash`.
+      smallest: smallest ``|logit|`` over all strings; 0 where a logit is not finite.
+      smallest_nonzero: the same without exact ties; inf where all logits are 0.
+      largest: largest finite ``|logit|``.
+    """
+
+    profile: jax.Array
+    ones: jax.Array
+    fingerprint: jax.Array
+    smallest: jax.Array
+    smallest_nonzero: jax.Array
+    largest: jax.Array
+
+
+def outcome_of_logits(logits: jax.Array, n: int) -> Outcome:
+    """Packs the signs of ``(2**n,)`` logits (1 iff > 0) and counts."""
+    words = strings.pack(logits > 0)
+    size = jnp.abs(logits)
+    zero, infinite = jnp.zeros_like(size), jnp.full_like(size, jnp.inf)
+    finite = jnp.isfinite(logits)
+    guarded = jnp.where(finite, size, zero)
+    return Outcome(
+        profile=sensitivity.profile_packed(words, n),
+        ones=sensitivity.ones_packed(words),
+        fingerprint=sensitivity.table_hash(words),
+        smallest=jnp.min(guarded),
+        smallest_nonzero=jnp.min(jnp.where(finite & (size == 0), infinite, guarded)),
+        largest=jnp.max(guarded),
+    )
+
+
+def cast(params: object, dtype: str) -> object:
+    """Casts the floating leaves of a pytree."""
+
+    def leaf(x: jax.Array) -> jax.Array:
+        return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(leaf, params)
+
+
+def _draw(model: Model, seed: jax.Array, high: jax.Array, low: jax.Array) -> object:
+    return model.init_fn(model.law, key_of_parts(seed, high, low))
+
+
+def _outcome(model: Model, params: object, dtype: str) -> Outcome:
+    # Whatever follows the draw, the drawn numbers must not be re-derived inside it.
+    params = jax.lax.optimization_barrier(params)
+    return outcome_of_logits(model.table_fn(cast(params, dtype)), model.length)
+
+
+def _in_groups(function, width: int, *arrays):
+    """Maps over the leading axis: sequentially over groups, vmapped over ``width`` inside one."""
+    grouped = jax.tree.map(lambda a: a.reshape(-1, width, *a.shape[1:]), arrays)
+    result = jax.lax.map(lambda group: jax.vmap(function)(*group), grouped)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), result)
+
+
+def _over_devices(function, mesh: Mesh, num_arrays: int):
+    """Splits the leading axis of the last ``num_arrays`` arguments over the devices of ``mesh``."""
+    split = PartitionSpec(mesh.axis_names[0])
+    specs = (PartitionSpec(), PartitionSpec(), *(split for _ in range(num_arrays)))
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
+
+
+@functools.partial(jax.jit, static_argnames=("width", "mesh"))
+def _fused(model: Model, seed, high, low, *, width: int, mesh: Mesh) -> Outcome:
+    def on_device(model, seed, high, low):
+        def one(high, low):
+            return _outcome(model, _draw(model, seed, high, low), "float32")
+
+        return _in_groups(one, width, high, low)
+
+    return _over_devices(on_device, mesh, 2)(model, seed, high, low)
+
+
+@functools.partial(jax.jit, static_argnames=("mesh",))
+def _draw_batch(model: Model, seed, high, low, *, mesh: Mesh):
+    def on_device(model, seed, high, low):
+        return jax.vmap(lambda h, l: _draw(model, seed, h, l))(high, low)
+
+    return _over_devices(on_device, mesh, 2)(model, seed, high, low)
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "width", "mesh"))
+def _evaluate_batch(model: Model, params, *, dtype: str, width: int, mesh: Mesh) -> Outcome:
+    def on_device(model, _, params):
+        return _in_groups(lambda p: _outcome(model, p, dtype), width, params)
+
+    return _over_devices(on_device, mesh, 1)(model, jnp.zeros(()), params)
+
+
+def outcomes(
+    model: Model,
+    seed: int,
+    high: np.ndarray,
+    low: np.ndarray,
+    *,
+    dtype: str,
+    width: int,
+    mesh: Mesh,
+) -> Outcome:
+    """Outcomes of the models with the given indices, as NumPy arrays.
+
+    Args:
+      model: what is sampled.
+      seed: root seed.
+      high: uint32 ``(B,)``, the indices' high 32 bits; B is a multiple of ``width * devices``.
+      low: uint32 ``(B,)``, their low 32 bits.
+      dtype: dtype of the evaluation, ``float32`` or ``float64``. Parameters are drawn alike for
+        both and then cast.
+      width: models vmapped together; the groups run one after another on each device.
+      mesh: one-dimensional device mesh over which the models are split.
+    """
+    root = np.uint32(seed)
+    if dtype == "float32" and model.draw == "float32":
+        with jax.enable_x64(False):
+            return jax.device_get(_fused(model, root, high, low, width=width, mesh=mesh))
+    with jax.enable_x64(model.draw == "float64"):
+        params = _draw_batch(model, root, high, low, mesh=mesh)
+    with jax.enable_x64(dtype == "float64"):
+        result = _evaluate_batch(model, params, dtype=dtype, width=width, mesh=mesh)
+        return jax.device_get(result)
+
+
+def regenerate_params(model: Model, seed: int, index: int) -> object:
+    """The parameters of one model, bit for bit those of the run: a pytree of float32 arrays."""
+    with jax.enable_x64(model.draw == "float64"):
+        high, low = np.uint32(index >> 32), np.uint32(index & 0xFFFFFFFF)
+        return jax.jit(_draw)(model, np.uint32(seed), high, low)
