@@ -196,7 +196,7 @@ def mean_in_unit_interval(
       ValueError: an argument of another type or outside its range, or sums that no such values
         have.
     """
-    level = _level(level)
+    level = check_level(level)
     total = _integer("total", total)
     squares = _integer("total_of_squares", total_of_squares)
     _, n = _counts(0, n)
@@ -244,7 +244,7 @@ def _counts(k: Any, n: Any, k_name: str = "k", n_name: str = "n") -> tuple[int, 
     return k, n
 
 
-def _level(level: Any) -> float:
+def check_level(level: Any) -> float:
     number = isinstance(level, (int, float, np.integer, np.floating))
     if isinstance(level, bool) or not number or not 0 < level < 1:
         raise ValueError(f"level: {level!r} given; it must be a number between 0 and 1")
@@ -253,7 +253,7 @@ def _level(level: Any) -> float:
 
 def _alpha(level: Any) -> float:
     """``1 - level`` of the decimal as written: 1e-7, not 9.9999999947e-8, for 0.9999999."""
-    return float(1 - Decimal(repr(_level(level))))
+    return float(1 - Decimal(repr(check_level(level))))
 
 
 def _lower(k: int, n: int, tail: float) -> float:

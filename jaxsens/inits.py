@@ -3,10 +3,11 @@ r"""Init laws: distributions over the parameters of a transformer.
 A law is a pytree that is called as ``law(key, cfg) -> params``. It names one distribution for each
 *tensor group*; its numbers are leaves, so a sweep over scales vmaps and never recompiles.
 
-Every law is a function of the same base draw: one flat vector u of independent uniforms on (-1, 1)
-in float32, cut into the arrays of :func:`jaxsens.transformer.params.all_array_shapes`. A uniform law
-is ``a u``, a normal law ``sigma sqrt(2) erfinv(u)``, and so on. So one key gives *coupled* models
-under different laws, norms, masks, biases and activations: paired comparisons for free.
+Every law is a function of the same base draw: one flat vector u of independent uniforms on
+(-1, 1) in float32, cut into the arrays of
+:func:`jaxsens.transformer.params.all_array_shapes`. A uniform law is ``a u``, a normal law
+``sigma sqrt(2) erfinv(u)``, and so on. So one key gives *coupled* models under different laws,
+norms, masks, biases and activations: paired comparisons for free.
 
 In float32 the base draw has 23 bits: ``|z|`` of a normal never exceeds 5.41998, where 1e8 exact
 draws would reach about 5.7. That is part of any statement about very rare events;
@@ -122,7 +123,8 @@ class InitLaw:
     def __call__(self, key: jax.Array, cfg: TransformerConfig) -> parameters.TransformerParams:
         """Draws one model: float32 parameters in the structure that ``cfg`` asks for."""
         dtype = jnp.dtype(self.draw)
-        if dtype == jnp.float64 and not jax.config.read("jax_enable_x64"):
+        x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        if dtype == jnp.float64 and not x64:
             raise ValueError("draw: 'float64' given; it needs x64 mode (jax.enable_x64)")
         everything = parameters.all_array_shapes(cfg)
         sizes = [math.prod(shape) for shape in everything.values()]
@@ -179,7 +181,7 @@ def check_group(group: str) -> None:
 
 
 def check_number(name: str, value: Any) -> Any:
-    """Returns a swept number as it is; raises ``ValueError`` if it is concrete and not finite and >= 0."""
+    """Returns a swept number; raises ``ValueError`` if it is a plain one, not finite and >= 0."""
     if isinstance(value, (int, float, np.number)) and not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}: {value!r} given; it must be a finite number >= 0")
     return float(value) if isinstance(value, int) else value
@@ -246,7 +248,7 @@ def xavier_normal(gain: jax.typing.ArrayLike = 1.0) -> InitLaw:
     )
 
 
-def kaiming(gain: jax.typing.ArrayLike = math.sqrt(2)) -> InitLaw:
+def kaiming(gain: jax.typing.ArrayLike = 2**0.5) -> InitLaw:
     """N(0, gain^2 / fan_in) on attention, MLP and readout matrices (1502.01852: gain sqrt 2).
 
     Token embedding and positions N(0, 1); biases and norm shifts 0; norm gains 1; slopes 0.25.
@@ -267,7 +269,7 @@ def gpt2(sigma: jax.typing.ArrayLike = 0.02) -> InitLaw:
 
 
 def orthogonal(gain: jax.typing.ArrayLike = 1.0) -> InitLaw:
-    """gain times a Haar-distributed (semi-)orthogonal matrix for each attention and MLP matrix.
+    """Gain times a Haar-distributed (semi-)orthogonal matrix for each attention and MLP matrix.
 
     wq, wk, wv are (D, H K) matrices, wo is (H K, D); the readout is a uniformly random direction of
     length gain. Embeddings and positions N(0, 1); biases and shifts 0; gains 1; slopes 0.25.
@@ -285,12 +287,12 @@ def constant(value: float) -> InitLaw:
 
 
 def zeros() -> InitLaw:
-    """Every scalar of every tensor is 0, e.g. ``law.with_group("biases", zeros())``."""
+    """Every scalar of every tensor is 0: to silence a group, as in with_group("biases", ...)."""
     return dataclasses.replace(constant(0.0), name="zeros")
 
 
 def ones() -> InitLaw:
-    """Every scalar of every tensor is 1, e.g. ``law.with_group("norm_gain", ones())``."""
+    """Every scalar of every tensor is 1: for the norm gains."""
     return dataclasses.replace(constant(1.0), name="ones")
 
 

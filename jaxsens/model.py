@@ -12,8 +12,8 @@ from flax import nnx, struct
 from jaxsens import strings
 from jaxsens.inits import InitLaw
 from jaxsens.transformer.config import TransformerConfig
-from jaxsens.transformer.forward import floats_per_string, rows_per_tile, truth_table_logits
 from jaxsens.transformer.forward import apply as transformer_apply
+from jaxsens.transformer.forward import floats_per_string, rows_per_tile, truth_table_logits
 
 
 @struct.dataclass

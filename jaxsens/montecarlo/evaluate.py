@@ -224,5 +224,3 @@ def check_tolerance(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise ValueError(f"tolerance: {value!r} given; it must be a number from 0 to below 1")
     return float(value)
-
-

@@ -35,15 +35,15 @@ def check_generator() -> None:
     Under vmap the others (rbg, unsafe_rbg) draw a whole batch from one key, and with partitionable
     threefry off the draw of a model depends on its shape.
     """
-    implementation = jax.config.read("jax_default_prng_impl")
+    implementation = jax.config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
     if implementation != IMPLEMENTATION:
         raise ValueError(f"jax_default_prng_impl: {implementation!r} is set; use {IMPLEMENTATION}")
-    if not jax.config.read("jax_threefry_partitionable"):
+    if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError("jax_threefry_partitionable: False is set; it must be True")
 
 
 def split_index(start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """High and low 32 bits, uint32 ``(count,)`` each, of the indices start ... start + count - 1."""
+    """High and low 32 bits, uint32 ``(count,)`` each, of the indices from ``start`` on."""
     index = np.uint64(start) + np.arange(count, dtype=np.uint64)
     high, low = index >> np.uint64(32), index & np.uint64(0xFFFFFFFF)
     return high.astype(np.uint32), low.astype(np.uint32)

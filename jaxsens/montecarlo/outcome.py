@@ -1,7 +1,7 @@
 """From indices to outcomes in one compiled computation: draw, evaluate, pack, count."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,12 @@ class Outcome(NamedTuple):
       largest: largest finite ``|logit|``.
     """
 
-    profile: jax.Array
-    ones: jax.Array
-    fingerprint: jax.Array
-    smallest: jax.Array
-    smallest_nonzero: jax.Array
-    largest: jax.Array
+    profile: Any
+    ones: Any
+    fingerprint: Any
+    smallest: Any
+    smallest_nonzero: Any
+    largest: Any
 
 
 def outcome_of_logits(logits: jax.Array, n: int) -> Outcome:
@@ -97,7 +97,7 @@ def _fused(model: Model, seed, high, low, *, width: int, mesh: Mesh) -> Outcome:
 @functools.partial(jax.jit, static_argnames=("mesh",))
 def _draw_batch(model: Model, seed, high, low, *, mesh: Mesh):
     def on_device(model, seed, high, low):
-        return jax.vmap(lambda h, l: _draw(model, seed, h, l))(high, low)
+        return jax.vmap(lambda hi, lo: _draw(model, seed, hi, lo))(high, low)
 
     return _over_devices(on_device, mesh, 2)(model, seed, high, low)
 

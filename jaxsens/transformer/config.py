@@ -41,21 +41,21 @@ class TransformerConfig:
     constant row gives 0 before scale and bias, with zero gradient.
 
     Attributes:
-      length: N, number of bits, 1 to 30.
-      num_layers: L >= 1.
-      d_model: D >= 1.
-      num_heads: H >= 1.
-      d_mlp: M >= 0; 0 leaves the MLP out.
-      head_dim: K; ``None`` means D / H, which must then be an integer.
-      norm: placement of the layer norms.
-      eps: layer-norm constant inside the root, >= 0, exactly 0 allowed.
-      causal: position t attends to positions <= t only.
-      activation: ``relu``, ``gelu_tanh``, ``gelu`` (exact), ``tanh``, ``prelu`` (one slope a unit).
-      positions: ``learned`` (an array of the parameters), ``sinusoidal`` (fixed) or ``none``.
-      attention_bias: biases bq, bk, bv, bo exist.
-      mlp_bias: biases b_in, b_out exist.
-      norm_affine: layer norms have scale and bias.
-      readout_bias: readout.b exists.
+      length: Number N of bits of a string, 1 to 30.
+      num_layers: Number L of layers.
+      d_model: Width D of the residual stream.
+      num_heads: Number H of attention heads.
+      d_mlp: Width M of the MLP; 0 leaves it out.
+      head_dim: Width K of a head; by default d_model / num_heads.
+      norm: Placement of the layer norms.
+      eps: Layer-norm constant inside the root; exactly 0 is allowed.
+      causal: Position t attends to positions up to t only.
+      activation: Non-linearity of the MLP; gelu is the exact one, prelu has a slope per unit.
+      positions: Position vectors: part of the parameters, fixed sinusoids, or none.
+      attention_bias: Attention has biases (bq, bk, bv, bo).
+      mlp_bias: The MLP has biases (b_in, b_out).
+      norm_affine: Layer norms have gain and shift.
+      readout_bias: The readout has a bias.
 
     Raises:
       ValueError: a field is out of range; one line names it, its value and what would be right.

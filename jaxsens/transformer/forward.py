@@ -155,6 +155,8 @@ def apply(
     if bits.ndim == 0 or bits.shape[-1] != cfg.length:
         raise ValueError(f"bits: shape {bits.shape} given; the last axis must be {cfg.length}")
     flat = bits.reshape(-1, cfg.length).astype(jnp.int32)
+    # NumPy leaves cannot be indexed by traced tokens.
+    params = jax.tree.map(jnp.asarray, params)
     h = embed(cfg, params, flat)
     for p in params.layers:
         h = block(cfg, p, h)
