@@ -144,6 +144,16 @@ def expected_profile_fractions(n: int) -> np.ndarray:
     return np.array([comb(n, k) / 2**n for k in range(n + 1)])
 
 
+def p_zero_sensitivity_nonconstant(n: int) -> float:
+    """P(K_0 >= 1 | f is not constant) of a uniformly random function.
+
+    Constant functions have K_0 = 2^n, so this is (P(K_0 >= 1) - c) / (1 - c) with c =
+    :func:`p_constant`. The error bound is that of :func:`p_zero_sensitivity`, over 1 - c.
+    """
+    constant = p_constant(n)
+    return (p_zero_sensitivity(n).value - constant) / (1 - constant)
+
+
 def p_constant(n: int) -> float:
     """Probability that a random function is constant, ``2**(1 - 2**n)``; 0.0 from ``n = 11`` on.
 

@@ -245,6 +245,7 @@ def _counts(k: Any, n: Any, k_name: str = "k", n_name: str = "n") -> tuple[int, 
 
 
 def check_level(level: Any) -> float:
+    """Returns a confidence level; raises ``ValueError`` unless it is a number in (0, 1)."""
     number = isinstance(level, (int, float, np.integer, np.floating))
     if isinstance(level, bool) or not number or not 0 < level < 1:
         raise ValueError(f"level: {level!r} given; it must be a number between 0 and 1")

@@ -25,10 +25,10 @@ def profile(ax: "Axes", summary: Summary) -> "Axes":
     ax.plot(k, expected, label="random function", **_CONTROL)
     ax.set_yscale("log")
     present = [count / total for count in summary.profile if count]
-    ax.set_ylim(bottom=min([*present, float(np.min(expected))]) / 3, top=1.5)
+    ax.set_ylim(bottom=min([*present, float(np.min(expected))]) / 3, top=30)
     ax.set(xlabel="sensitivity of a string", ylabel="share of all strings")
     ax.set_title("Pooled profile")
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, loc="upper right")
     return ax
 
 
@@ -71,8 +71,11 @@ def headline(ax: "Axes", summary: Summary) -> "Axes":
     labels = ("$K_0\\geq 1$", "$K_0\\geq 1$\nnot constant", "constant")
     estimates = summary.estimates()
     n = summary.length
-    p, constant = control.p_zero_sensitivity(n), control.p_constant(n)
-    controls = (p.value, (p.value - constant) / (1 - constant), constant)
+    controls = (
+        control.p_zero_sensitivity(n).value,
+        control.p_zero_sensitivity_nonconstant(n),
+        control.p_constant(n),
+    )
     for i, (name, expected) in enumerate(zip(names, controls, strict=True)):
         e = estimates[name]
         if e.estimate is not None:

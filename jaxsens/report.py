@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from jaxsens import control
@@ -9,10 +10,10 @@ from jaxsens.estimate import Proportion
 from jaxsens.montecarlo.summary import Summary
 
 LABELS = {
-    "p_zero_sensitivity": "P(K_0 >= 1)",
-    "p_zero_sensitivity_nonconstant": "P(K_0 >= 1 | varies)",
+    "p_zero_sensitivity": "P(K_0>=1)",
+    "p_zero_sensitivity_nonconstant": "P(K_0>=1|nonconst)",
     "p_constant": "P(constant)",
-    "mean_sensitivity_over_n": "mean of as(f) / N",
+    "mean_sensitivity_over_n": "mean of as(f)/N",
 }
 
 
@@ -21,16 +22,13 @@ def _proportion_json(p: Proportion) -> dict[str, Any]:
 
 
 def control_values(n: int) -> dict[str, dict[str, Any]]:
-    """The estimates' values for a uniformly random Boolean function of n bits.
-
-    Conditioning on non-constant functions moves P(K_0 >= 1) by 2^(1 - 2^n) (1 - P) / (1 - 2^(1 -
-    2^n)) at most, which the value accounts for.
-    """
+    """The estimates' values for a uniformly random Boolean function of n bits."""
     p, constant = control.p_zero_sensitivity(n), control.p_constant(n)
+    varies = control.p_zero_sensitivity_nonconstant(n)
     given = {"error_bound": p.error_bound, "method": p.method}
     return {
         "p_zero_sensitivity": {"value": p.value} | given,
-        "p_zero_sensitivity_nonconstant": {"value": (p.value - constant) / (1 - constant)} | given,
+        "p_zero_sensitivity_nonconstant": {"value": varies} | given,
         "p_constant": {"value": constant, "error_bound": 0.0, "method": "closed form"},
         "mean_sensitivity_over_n": {"value": 0.5, "error_bound": 0.0, "method": "closed form"},
     }
@@ -58,25 +56,28 @@ def summary_json(summary: Summary, level: float = 0.95) -> dict[str, Any]:
 def _number(x: float | None) -> str:
     if x is None:
         return "-"
-    return f"{x:.5g}"
+    return f"{x:.4g}"
 
 
 def estimates_table(summary: Summary, level: float = 0.95) -> Table:
     """Estimates with intervals, beside the exact control."""
     title = f"{summary.models:,} models on all 2^{summary.length} strings"
-    caption = "intervals: exact (Clopper-Pearson); for the mean Student's t"
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    table.add_column("quantity")
-    headings = ("count / of", "estimate", f"{100 * level:.4g} % interval", "random function")
-    for heading in headings:
-        table.add_column(heading, justify="right")
     controls = control_values(summary.length)
+    bound = controls["p_zero_sensitivity"]["error_bound"]
+    limit = f"; Poisson limit, off by {min(bound, 1):.1g} at most" if bound else ", exact"
+    caption = (
+        "intervals: exact (Clopper-Pearson), for the mean Student's t\n"
+        f"control: a uniformly random Boolean function{limit}"
+    )
+    table = Table(
+        title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD
+    )
+    table.add_column("quantity", no_wrap=True)
+    headings = ("count / of", "estimate", f"{100 * level:.4g} % interval", "control")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=heading != "count / of")
     for name, p in summary.estimates(level).items():
         c = controls[name]
-        bound = f" ± {c['error_bound']:.1g}" if c["error_bound"] else ""
-        if c["error_bound"] >= 0.5:
-            # The Poisson bound says nothing at this length: call the value what it is.
-            bound = " (limit)"
         estimate = _number(p.estimate)
         if p.undecided and p.range is not None:
             estimate = f"{_number(p.range[0])} to {_number(p.range[1])}"
@@ -86,15 +87,15 @@ def estimates_table(summary: Summary, level: float = 0.95) -> Table:
             "" if is_mean else f"{p.count:,} / {p.of:,}",
             estimate,
             f"[{_number(p.low)}, {_number(p.high)}]",
-            f"{_number(c['value'])}{bound}",
+            _number(c["value"]),
         )
     return table
 
 
 def profile_table(summary: Summary) -> Table:
     """Share of (model, string) pairs of every sensitivity, beside Binomial(N, 1/2)."""
-    table = Table(title="Pooled sensitivity profile", title_justify="left")
-    for heading in ("sensitivity", "strings", "share", "random function"):
+    table = Table(title="Pooled sensitivity profile", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("sensitivity", "strings", "share", "control"):
         table.add_column(heading, justify="right")
     total = max(1, sum(summary.profile))
     expected = control.expected_profile_fractions(summary.length)
@@ -108,7 +109,7 @@ def census_table(summary: Summary) -> Table | None:
     hits = {label: pair for label, pair in summary.census.items() if sum(pair)}
     if not hits:
         return None
-    table = Table(title="Named functions found", title_justify="left")
+    table = Table(title="Named functions found", title_justify="left", box=SIMPLE_HEAD)
     for heading in ("function", "models", "complement"):
         table.add_column(heading, justify="left" if heading == "function" else "right")
     for label, (function, complement) in sorted(hits.items(), key=lambda item: -sum(item[1])):

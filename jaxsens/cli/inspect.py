@@ -106,6 +106,8 @@ def describe(model: dict) -> str:
         for group, law in init["groups"].items():
             fan = {"none": "", "in": "/sqrt(fan_in)", "sum": "/sqrt(fan_in+fan_out)"}[law["fan"]]
             laws.setdefault(f"{law['kind']}({law['number']:.4g}{fan})", []).append(group)
+        if len(laws) == 1:
+            return f"{text}\ninit {next(iter(laws))} on every tensor"
         parts = (f"{law}: {', '.join(groups)}" for law, groups in laws.items())
         return text + "\ninit " + "; ".join(parts)
     return f"{text}\ninit {init}"
@@ -123,7 +125,7 @@ def plot(args: Plot) -> int:
     target = pathlib.Path(args.out) if args.out is not None else run.path / "figure.png"
     if args.dpi < 10 or args.dpi > 1200:
         raise ValueError(f"dpi: {args.dpi} given; it must be from 10 to 1200")
-    title = describe(run.manifest["config"]["model"]).split("\n")[0]
+    title = describe(run.manifest["config"]["model"])
     try:
         figures.run_figure(summary, title).savefig(target, dpi=args.dpi)
     except (OSError, ValueError) as error:
