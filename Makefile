@@ -11,7 +11,7 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 DEMO_OUT ?= demo/run
 DEMO_SHAPE ?= --length 8 --num-layers 2 --d-model 16 --num-heads 2 --d-mlp 64 --norm pre --eps 0
 DEMO_INIT ?= --init uniform --scale 10
-DEMO_MODELS ?= 4000
+DEMO_MODELS ?= 20000
 DEMO_SEED ?= 0
 
 BIN := $(VENV)/bin
