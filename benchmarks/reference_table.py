@@ -3,8 +3,8 @@
     python benchmarks/reference_table.py --models 20000 4000 400
 
 D = 16, two layers, two heads, ReLU MLP 32, no biases, gain 1, eps = 1e-12, token embedding times
-sqrt(D). The reference values were computed once by programs in float64 C and float32 that share no
-code with this package. Prints JSON with each estimate, its interval, the reference, and their
+sqrt(D). The reference values were computed once by two programs (float64 and float32) that share
+no code with this package. Prints JSON with each estimate, its interval, the reference, and their
 distance in combined standard errors.
 """
 

@@ -59,6 +59,10 @@ def _number(x: float | None) -> str:
     return f"{x:.4g}"
 
 
+def _counts(count: int, of: int) -> str:
+    return f"{count:,} /{chr(10) if of >= 10**6 else ' '}{of:,}"
+
+
 def estimates_table(summary: Summary, level: float = 0.95) -> Table:
     """Estimates with intervals, beside the exact control."""
     title = f"{summary.models:,} models on all 2^{summary.length} strings"
@@ -70,12 +74,19 @@ def estimates_table(summary: Summary, level: float = 0.95) -> Table:
         f"control: a uniformly random Boolean function{limit}"
     )
     table = Table(
-        title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     table.add_column("quantity", no_wrap=True)
-    headings = ("count / of", "estimate", f"{100 * level:.4g} % interval", "control")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=heading != "count / of")
+    # At 80 columns only the interval may be broken over two lines, and long counts before "of".
+    interval = f"{100 * level:.4g} % interval"
+    for heading in ("count / of", "estimate", interval, "control"):
+        table.add_column(heading, justify="right", no_wrap=heading != interval)
     for name, p in summary.estimates(level).items():
         c = controls[name]
         estimate = _number(p.estimate)
@@ -84,7 +95,7 @@ def estimates_table(summary: Summary, level: float = 0.95) -> Table:
         is_mean = name == "mean_sensitivity_over_n"
         table.add_row(
             LABELS[name],
-            "" if is_mean else f"{p.count:,} / {p.of:,}",
+            "" if is_mean else _counts(p.count, p.of),
             estimate,
             f"[{_number(p.low)}, {_number(p.high)}]",
             _number(c["value"]),

@@ -142,6 +142,16 @@ def _bar(show: bool) -> Iterator[Callable[[Progress], None] | None]:
         yield update
 
 
+def _saved(out: str) -> int:
+    """Models on disk, the shard included that was finished as the interrupt came."""
+    from jaxsens.montecarlo.store import Run
+
+    try:
+        return sum(stop - start for start, stop in Run.open(out).ranges())
+    except ValueError:
+        return 0
+
+
 def run(args: Sample) -> int:
     """Runs the command; returns the exit code."""
     from rich.console import Console
@@ -191,7 +201,7 @@ def run(args: Sample) -> int:
                 on_progress=on_progress,
             )
     except KeyboardInterrupt:
-        saved = states[-1].summary.models if states else 0
+        saved = _saved(args.out)
         print(
             f"interrupted: {args.out} holds {saved:,} finished models; "
             "run the same command again to go on",

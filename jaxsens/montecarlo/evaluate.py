@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxsens.model import Model, tables_at_once
+from jaxsens.montecarlo import keys
 from jaxsens.montecarlo.outcome import Outcome, outcomes
 
 # Work per compiled call, in units of 64 operations per number that a string keeps alive: seconds.
@@ -19,8 +20,8 @@ MAX_CHUNKS = 4096
 # The screen is wider than the tolerance, so that who is undecided is settled by float64 margins,
 # which do not depend on batch or device.
 _SCREEN = 2.0
-#: Relative margin under which not even float64 decides.
-FLOAT64_TOLERANCE = 1e-12
+#: Relative change of the parameters that a settled table must survive: 256 float64 roundings.
+NUDGE = 2.0**-44
 #: Models in one float64 call; close calls are rare and come in small numbers.
 RECHECK_BATCH = 8
 _CHECKED_MODELS = 64
@@ -37,8 +38,9 @@ class ModelArrays(NamedTuple):
       fingerprint: uint64 ``(models,)``, hash of the truth table.
       smallest_logit: float32 ``(models,)``, smallest ``|logit|`` over all strings.
       status: uint8 ``(models,)``: 0 decided; 1 undecided, the smallest ``|logit|`` is below
-        ``tolerance * largest |logit|``, and settled in float64; 2 unresolved, below rounding in
-        float64 too (or not finite).
+        ``tolerance * largest |logit|``, and settled in float64; 2 unresolved: not finite, or the
+        float64 table changes when the parameters do by their last digits. A tie that stays exact
+        is class 0, hence settled.
     """
 
     profile: np.ndarray
@@ -90,7 +92,8 @@ def plan_execution(
             "(on the CPU set more with --cpu-devices or jax_num_cpu_devices)"
         )
     mesh = Mesh(np.asarray(present[:devices]), ("models",))
-    by_cost = _power_of_two(_CALL_BUDGET / (model.floats_per_string * 2**model.length))
+    cost = model.floats_per_string * 2**model.length
+    by_cost = min(_MAX_BATCH, _power_of_two(_CALL_BUDGET / cost))
     if chunk is None:
         chunk = max(_CALLS_PER_CHUNK * by_cost, _power_of_two(models / MAX_CHUNKS))
     batch = min(by_cost if batch is None else batch, chunk)
@@ -98,42 +101,55 @@ def plan_execution(
 
 
 def _power_of_two(x: float) -> int:
-    return min(_MAX_BATCH, 1 << max(0, math.ceil(math.log2(max(x, 1)))))
+    return 1 << math.ceil(math.log2(max(x, 1)))
 
 
-def _padded_call(
-    model: Model, seed: int, index: np.ndarray, size: int, width: int, mesh: Mesh, dtype: str
-) -> Outcome:
-    """Outcomes of ``index`` through one compiled shape: pads with the last index, cuts off."""
-    unit = width * mesh.size
-    padded = np.full(math.ceil(size / unit) * unit, index[-1], dtype=np.uint64)
-    padded[: len(index)] = index
-    high = (padded >> np.uint64(32)).astype(np.uint32)
-    low = (padded & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-    result = outcomes(model, seed, high, low, dtype=dtype, width=width, mesh=mesh)
-    return Outcome(*(a[: len(index)] for a in result))
+class _Calls(NamedTuple):
+    """One compiled shape: what is evaluated, how many at once, and in which precision."""
 
+    model: Model
+    seed: int
+    size: int
+    width: int
+    mesh: Mesh
+    dtype: str
 
-def _in_batches(
-    model: Model, seed: int, index: np.ndarray, size: int, width: int, mesh: Mesh, dtype: str
-) -> Outcome:
-    parts, done = [], 0
-    while done < len(index):
-        try:
+    def __call__(self, index: np.ndarray, nudge: float = 0.0) -> Outcome:
+        """Outcomes of models ``index`` (uint64), in batches padded to one shape."""
+        parts, done, size = [], 0, self.size
+        while done < len(index):
             block = index[done : done + size]
-            parts.append(_padded_call(model, seed, block, size, width, mesh, dtype))
-            done += len(block)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error) or size == 1:
-                raise
-            # Smaller calls change no integer, only the speed.
-            size = (size + 1) // 2
-            width = min(width, math.ceil(size / mesh.size))
-    return Outcome(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+            try:
+                parts.append(self._padded(block, size, nudge))
+                done += len(block)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error) or size == 1:
+                    raise
+                # Smaller calls change no integer, only the speed.
+                size = (size + 1) // 2
+        return Outcome(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _padded(self, block: np.ndarray, size: int, nudge: float) -> Outcome:
+        width = min(self.width, math.ceil(size / self.mesh.size))
+        unit = width * self.mesh.size
+        padded = np.full(math.ceil(size / unit) * unit, block[-1], dtype=np.uint64)
+        padded[: len(block)] = block
+        high, low = keys.split_indices(padded)
+        result = outcomes(
+            self.model,
+            self.seed,
+            high,
+            low,
+            dtype=self.dtype,
+            width=width,
+            mesh=self.mesh,
+            nudge=nudge,
+        )
+        return Outcome(*(a[: len(block)] for a in result))
 
 
 def _below(outcome: Outcome, tolerance: float) -> np.ndarray:
-    # `not >=` rather than `<`: an all-zero or non-finite table is below every tolerance.
+    # `not >` rather than `<=`: an all-zero or non-finite table is below every tolerance.
     return ~(outcome.smallest > tolerance * outcome.largest)
 
 
@@ -149,43 +165,36 @@ def evaluate_range(
 ) -> ModelArrays:
     """Per-model integers of the models with indices ``start <= i < stop``."""
     index = np.uint64(start) + np.arange(stop - start, dtype=np.uint64)
-    size, width, mesh = execution.batch, execution.width, execution.mesh
-    first = _in_batches(model, seed, index, size, width, mesh, dtype)
-    first = Outcome(*(np.array(a) for a in first))
-    first = first._replace(smallest=np.asarray(first.smallest, np.float64))
+    calls = _Calls(model, seed, execution.batch, execution.width, execution.mesh, dtype)
+    result = Outcome(*(np.array(column) for column in calls(index)))
+    result = result._replace(smallest=np.asarray(result.smallest, np.float64))
+    close = np.flatnonzero(_below(result, _SCREEN * tolerance))
     status = np.full(len(index), DECIDED, np.uint8)
-    if dtype == "float64":
-        _settle(first, np.arange(len(index)), first, tolerance, status)
-    else:
-        close = np.flatnonzero(_below(first, _SCREEN * tolerance))
-        if len(close):
-            # Many close calls (a law with ties) are worth the wide batch, few are not.
-            small = len(close) < size // 2
-            recheck = (RECHECK_BATCH, 1) if small else (size, width)
-            exact = _in_batches(model, seed, index[close], *recheck, mesh, "float64")
-            _settle(first, close, exact, tolerance, status)
-    lanes = first.fingerprint.astype(np.uint64)
+    exact = calls._replace(dtype="float64")
+    if len(close):
+        # Many close calls (a law with ties) are worth the wide batch, few are not.
+        if len(close) < execution.batch // 2:
+            exact = exact._replace(size=RECHECK_BATCH, width=1)
+        if dtype == "float32":
+            for column, settled in zip(result, exact(index[close]), strict=True):
+                column[close] = settled
+        close = close[_below(Outcome(*(column[close] for column in result)), tolerance)]
+        status[close] = UNDECIDED
+    if len(close):
+        # To first order a string within reach of rounding changes sign under one of the two.
+        stable = result.finite[close]
+        for nudge in (NUDGE, -NUDGE):
+            moved = exact(index[close], nudge)
+            stable &= np.all(moved.fingerprint == result.fingerprint[close], axis=-1)
+        status[close[~stable]] = UNRESOLVED
+    lanes = result.fingerprint.astype(np.uint64)
     return ModelArrays(
-        profile=first.profile,
-        ones=first.ones,
+        profile=result.profile,
+        ones=result.ones,
         fingerprint=(lanes[:, 1] << np.uint64(32)) | lanes[:, 0],
-        smallest_logit=first.smallest.astype(np.float32),
+        smallest_logit=result.smallest.astype(np.float32),
         status=status,
     )
-
-
-def _settle(
-    into: Outcome, rows: np.ndarray, exact: Outcome, tolerance: float, status: np.ndarray
-) -> None:
-    """Overwrites ``rows`` by their float64 outcomes and marks who is undecided or unresolved."""
-    if exact is not into:
-        for old, new in zip(into, exact, strict=True):
-            old[rows] = new
-    undecided = _below(exact, tolerance)
-    # An exact tie is class 0 by definition; only a value that rounding could move is open.
-    open_ = exact.smallest_nonzero <= FLOAT64_TOLERANCE * exact.largest
-    status[rows[undecided]] = UNDECIDED
-    status[rows[undecided & open_]] = UNRESOLVED
 
 
 def self_check(
@@ -204,11 +213,9 @@ def self_check(
         affordable = _CALL_BUDGET // 4 // (model.floats_per_string * 2**model.length)
         count = min(count, max(RECHECK_BATCH, affordable))
     index = np.uint64(start) + np.arange(count, dtype=np.uint64)
-    fast = _in_batches(
-        model, seed, index, execution.batch, execution.width, execution.mesh, "float32"
-    )
+    fast = _Calls(model, seed, execution.batch, execution.width, execution.mesh, "float32")(index)
     cpu = Mesh(np.asarray(jax.devices("cpu")[:1]), ("models",))
-    exact = _in_batches(model, seed, index, RECHECK_BATCH, 1, cpu, "float64")
+    exact = _Calls(model, seed, RECHECK_BATCH, 1, cpu, "float64")(index)
     differs = np.any(fast.fingerprint != exact.fingerprint, axis=-1) & ~_below(exact, tolerance)
     if differs.any():
         row = int(np.flatnonzero(differs)[0])

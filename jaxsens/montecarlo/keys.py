@@ -42,9 +42,8 @@ def check_generator() -> None:
         raise ValueError("jax_threefry_partitionable: False is set; it must be True")
 
 
-def split_index(start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """High and low 32 bits, uint32 ``(count,)`` each, of the indices from ``start`` on."""
-    index = np.uint64(start) + np.arange(count, dtype=np.uint64)
+def split_indices(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """High and low 32 bits, uint32 each, of uint64 indices."""
     high, low = index >> np.uint64(32), index & np.uint64(0xFFFFFFFF)
     return high.astype(np.uint32), low.astype(np.uint32)
 

@@ -107,8 +107,9 @@ def read_shard(path: pathlib.Path, config_hash: str) -> Shard:
     if match is None:
         raise ShardError(f"{path}: not a shard (START-STOP.npz) of this run; remove it")
     try:
-        with np.load(path) as file:
-            # Reading everything checks every CRC.
+        # Opened here, not by np.load, which leaves a damaged archive open. Reading everything
+        # checks every CRC.
+        with open(path, "rb") as opened, np.load(opened) as file:
             arrays = {name: file[name] for name in file.files}
         meta = json.loads(arrays.pop("meta").tobytes())
         start, stop = int(meta["start"]), int(meta["stop"])

@@ -8,7 +8,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import jax
 import jaxlib.version
@@ -114,17 +114,16 @@ class Run:
 
     @contextlib.contextmanager
     def writing(self, start: int, stop: int) -> Iterator[None]:
-        """Holds the lock for [start, stop); another process on the same range is refused."""
+        """Holds the lock for [start, stop); another process on an overlapping range is refused."""
         lock = self.path / f".lock-{start}-{stop}"
         with open(lock, "w") as file:
+            if not _try_lock(file):
+                raise self._locked()
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RunError(
-                    f"out: {str(self.path)!r} is being written by another process; wait for it, "
-                    "or give each process its own --shard"
-                ) from None
-            try:
+                for other in self.path.glob(".lock-*-*"):
+                    a, b = (int(part) for part in other.name.split("-")[1:])
+                    if other != lock and a < stop and start < b and _is_locked(other):
+                        raise self._locked()
                 for left in self.shard_folder.glob("*.npz.tmp-*"):
                     name = left.name.split("-", 1)[0]
                     if name.isdigit() and start <= int(name) < stop:
@@ -132,6 +131,12 @@ class Run:
                 yield
             finally:
                 lock.unlink(missing_ok=True)
+
+    def _locked(self) -> RunError:
+        return RunError(
+            f"out: {str(self.path)!r} is being written by another process; wait for it, "
+            "or give each process its own --shard"
+        )
 
     def shards(self) -> Iterator[Shard]:
         """Every finished shard, in index order, each read and checked.
@@ -210,6 +215,26 @@ class Run:
         """Writes ``progress.json`` atomically."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         shards.write_json(self.path / "progress.json", values | {"updated": stamp})
+
+
+def _try_lock(file: IO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_locked(path: pathlib.Path) -> bool:
+    """A process holds the lock; one left by a killed process is removed."""
+    try:
+        with open(path) as file:
+            if not _try_lock(file):
+                return True
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        pass
+    return False
 
 
 def _versions() -> dict[str, str]:

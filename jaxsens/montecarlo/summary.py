@@ -30,7 +30,7 @@ class Summary:
       k0_histogram: K_0 to number of models.
       total_sensitivity: sum over models of ``S = sum_k k profile[k] = 2^N as(f)``.
       total_squared_sensitivity: sum of ``S^2``.
-      census: label to (models that compute the function, models that compute its complement).
+      census: label to (resolved models that compute the function, that compute its complement).
     """
 
     length: int
@@ -70,7 +70,7 @@ class Summary:
             k0_histogram=dict(zip(values.tolist(), counts.tolist(), strict=True)),
             total_sensitivity=sum(sensitivities),
             total_squared_sensitivity=sum(s * s for s in sensitivities),
-            census=count_named(arrays.fingerprint, length),
+            census=count_named(arrays.fingerprint[resolved], length),
         )
 
     def __add__(self, other: "Summary") -> "Summary":
@@ -131,11 +131,14 @@ class Summary:
         }
 
     def census_estimates(self, level: float = 0.95) -> dict[str, dict[str, Proportion]]:
-        """Label to exact intervals for the function and, counted apart, its complement."""
+        """Label to exact intervals for the function and, counted apart, its complement.
+
+        Unresolved models count once as misses and once as hits.
+        """
         return {
             label: {
-                "function": proportion(function, self.models, 0, level),
-                "complement": proportion(complement, self.models, 0, level),
+                "function": proportion(function, self.models, self.unresolved, level),
+                "complement": proportion(complement, self.models, self.unresolved, level),
             }
             for label, (function, complement) in self.census.items()
         }
