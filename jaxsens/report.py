@@ -90,7 +90,7 @@ def estimates_table(summary: Summary, level: float = 0.95) -> Table:
     for name, p in summary.estimates(level).items():
         c = controls[name]
         estimate = _number(p.estimate)
-        if p.undecided and p.range is not None:
+        if p.undecided and p.range[0] != p.range[1]:
             estimate = f"{_number(p.range[0])} to {_number(p.range[1])}"
         is_mean = name == "mean_sensitivity_over_n"
         table.add_row(

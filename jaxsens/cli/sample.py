@@ -103,12 +103,20 @@ def configure_backend(cpu_devices: int | None, compile_cache: str | None) -> Non
     """Sets what must be set before jax starts: CPU devices and the compile cache."""
     import jax
 
+    chosen = cpu_devices is not None
     if cpu_devices is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         cpu_devices = min(cores or 1, 64)
     if cpu_devices < 1:
         raise ValueError(f"cpu-devices: {cpu_devices} given; it must be at least 1")
-    jax.config.update("jax_num_cpu_devices", cpu_devices)
+    try:
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
+    except RuntimeError:
+        # The backend of this process has started already (main called from Python).
+        if chosen:
+            raise ValueError(
+                f"cpu-devices: {cpu_devices} given; jax has started with another number"
+            ) from None
     if compile_cache is not None:
         jax.config.update("jax_compilation_cache_dir", compile_cache)
 

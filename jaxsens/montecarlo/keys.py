@@ -24,9 +24,9 @@ def check_seed(seed: object) -> int:
     return _check_integer("seed", seed, MAX_SEED, "2**32")
 
 
-def check_index(index: object) -> int:
+def check_index(index: object, name: str = "index") -> int:
     """Returns a model index as an int; raises ``ValueError`` unless 0 <= index < 2^63."""
-    return _check_integer("index", index, MAX_INDEX, "2**63")
+    return _check_integer(name, index, MAX_INDEX, "2**63")
 
 
 def check_generator() -> None:

@@ -113,8 +113,12 @@ def _plan(
     **execution: int | None,
 ) -> _Plan:
     model = as_model(model, init)
-    models, seed, start = _check_models(models), keys.check_seed(seed), keys.check_index(start)
-    keys.check_index(start + models - 1)
+    models, seed, start = (
+        _check_models(models),
+        keys.check_seed(seed),
+        keys.check_index(start, "start"),
+    )
+    keys.check_index(start + models - 1, "start + models - 1")
     tolerance = evaluate.check_tolerance(tolerance)
     for name, value, choices in (
         ("keep", keep, ("models", "sums")),

@@ -26,7 +26,8 @@ class Summary:
       unresolved: undecided models that float64 did not settle either. They widen intervals.
       zero_sensitivity: resolved models with K_0 >= 1.
       constant: resolved models that answer alike on every string.
-      profile: pooled profile, number of (model, string) pairs of each sensitivity.
+      profile: pooled profile, number of (model, string) pairs of each sensitivity; unresolved
+        models enter it, and the histogram, with their float64 answers.
       k0_histogram: K_0 to number of models.
       total_sensitivity: sum over models of ``S = sum_k k profile[k] = 2^N as(f)``.
       total_squared_sensitivity: sum of ``S^2``.
@@ -112,22 +113,28 @@ class Summary:
 
         ``p_zero_sensitivity``: P(K_0 >= 1). ``p_zero_sensitivity_nonconstant``: the same among
         non-constant models. ``p_constant``. All three exact (Clopper-Pearson), unresolved models
-        counted once as misses and once as hits. ``mean_sensitivity_over_n``: mean of as(f)/N.
+        counted once as misses and once as hits. ``mean_sensitivity_over_n``: mean of as(f)/N, each
+        unresolved model taken for anything from 0 to 1.
         """
         open_ = self.unresolved
+        mean = mean_in_unit_interval(
+            self.total_sensitivity,
+            self.total_squared_sensitivity,
+            self.models,
+            self.length * 2**self.length,
+            level,
+        )
+        if open_:
+            slack = open_ / self.models
+            low, high = max(0.0, mean.low - slack), min(1.0, mean.high + slack)
+            mean = mean._replace(low=low, high=high, undecided=open_)
         return {
             "p_zero_sensitivity": proportion(self.zero_sensitivity, self.models, open_, level),
             "p_zero_sensitivity_nonconstant": proportion(
                 self.zero_sensitivity - self.constant, self.models - self.constant, open_, level
             ),
             "p_constant": proportion(self.constant, self.models, open_, level),
-            "mean_sensitivity_over_n": mean_in_unit_interval(
-                self.total_sensitivity,
-                self.total_squared_sensitivity,
-                self.models,
-                self.length * 2**self.length,
-                level,
-            ),
+            "mean_sensitivity_over_n": mean,
         }
 
     def census_estimates(self, level: float = 0.95) -> dict[str, dict[str, Proportion]]:

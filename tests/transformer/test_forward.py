@@ -92,7 +92,7 @@ def oracle_position(cfg, arrays, t):
 
 
 def oracle_attention(cfg, arrays, layer, h):
-    def get(name, shape):
+    def get(name, shape=()):
         return arrays.get(f"layer{layer}.{name}", np.zeros(shape))
 
     heads, width = cfg.num_heads, cfg.key_dim
@@ -103,7 +103,7 @@ def oracle_attention(cfg, arrays, layer, h):
 
             def project(name, vector, head=head):
                 bias = get(f"b{name}", (heads, width))[head]
-                return vector @ get(f"w{name}", None)[:, head, :] + bias
+                return vector @ get(f"w{name}")[:, head, :] + bias
 
             q = project("q", h[t])
             seen = range(t + 1) if cfg.causal else range(len(h))
@@ -112,7 +112,7 @@ def oracle_attention(cfg, arrays, layer, h):
             pooled = sum(
                 e / sum(exps) * project("v", h[u]) for e, u in zip(exps, seen, strict=True)
             )
-            total = total + pooled @ get("wo", None)[head]
+            total = total + pooled @ get("wo")[head]
         out.append(total)
     return out
 
@@ -167,9 +167,10 @@ def oracle(cfg, arrays, bits):
 def compare_with_oracle(cfg):
     params = draw(cfg)
     rows = strings.all_strings(cfg.length)
-    expected = [oracle(cfg, arrays_of(params, np.float64), [int(b) for b in row]) for row in rows]
+    arrays = arrays_of(params, np.float64)
+    expected = [oracle(cfg, arrays, [int(b) for b in row]) for row in rows]
     with jax.enable_x64(True):
-        double = js.params_from_arrays(cfg, arrays_of(params, np.float64))
+        double = js.params_from_arrays(cfg, arrays)
         logits = np.asarray(js.apply(cfg, double, rows))
     np.testing.assert_allclose(logits, expected, rtol=1e-10, atol=1e-10)
 
