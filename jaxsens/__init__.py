@@ -5,10 +5,13 @@
 Importing creates no array and starts no backend.
 """
 
+from jaxsens import baselines as baselines
 from jaxsens import boolean as boolean
 from jaxsens import control as control
 from jaxsens import estimate as estimate
 from jaxsens import inits as inits
+from jaxsens import plot as plot
+from jaxsens import report as report
 from jaxsens import sensitivity as sensitivity
 from jaxsens import strings as strings
 from jaxsens import transformer as transformer

@@ -5,15 +5,15 @@ dtype of their parameters, and read the bits first to last.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxsens import strings
-from jaxsens.inits import check_number
 from jaxsens.model import Model, from_nnx
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -34,17 +34,28 @@ def _normal(scale: float) -> Draw:
     return draw
 
 
-def _law(law: str, scale: float) -> Draw:
-    laws = {"uniform": _uniform, "normal": _normal}
-    if law not in laws:
-        raise ValueError(f"law: {law!r} given; it must be {' or '.join(laws)}")
-    return laws[law](scale)
+_LAWS: dict[str, Callable[[float], Draw]] = {"uniform": _uniform, "normal": _normal}
+#: Beyond it the ends of an interval, or a normal, leave float32.
+_LARGEST_SCALE = 1e37
+
+
+def _check_law(law: object) -> str:
+    if not isinstance(law, str) or law not in _LAWS:
+        raise ValueError(f"law: {law!r} given; it must be {' or '.join(_LAWS)}")
+    return law
+
+
+def _check_scale(value: object) -> float:
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    if not number or isinstance(value, bool) or not 0 <= value <= _LARGEST_SCALE:
+        raise ValueError(f"scale: {value!r} given; it must be a number from 0 to {_LARGEST_SCALE}")
+    return float(value)
 
 
 def _check_size(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"{name}: {value!r} given; it must be an integer of at least 1")
-    return value
+    return int(value)
 
 
 def _dot(x: jax.Array, w: nnx.Param) -> jax.Array:
@@ -131,8 +142,41 @@ class LSTM(nnx.Module):
         return _dot(xs[-1], self.readout)
 
 
-# Cached, so that equal calls return one model, which compiles once.
+# Cached behind the checks, so that equal arguments, however they are written (1 or 1.0, by position
+# or by name), give one model with one name, which compiles once.
 @functools.cache
+def _perceptron(length: int, law: str, scale: float) -> Model:
+    draw = _LAWS[law](scale)
+    return from_nnx(
+        lambda rngs: Perceptron(length, draw, rngs),
+        length=length,
+        name=f"perceptron, {law} {scale!r}",
+        floats_per_string=2 * length,
+    )
+
+
+@functools.cache
+def _mlp(length: int, widths: tuple[int, ...], law: str, scale: float) -> Model:
+    draw = _LAWS[law](scale)
+    return from_nnx(
+        lambda rngs: MLP(length, widths, draw, rngs),
+        length=length,
+        name=f"mlp {widths!r}, {law} {scale!r}",
+        floats_per_string=length + 2 * sum(widths),
+    )
+
+
+@functools.cache
+def _lstm(length: int, hidden: int, num_layers: int, biases: str, law: str, scale: float) -> Model:
+    draw = _LAWS[law](scale)
+    return from_nnx(
+        lambda rngs: LSTM(hidden, num_layers, 2 if biases == "two" else 0, draw, rngs),
+        length=length,
+        name=f"lstm hidden {hidden}, layers {num_layers}, biases {biases}, {law} {scale!r}",
+        floats_per_string=length * 6 * hidden * num_layers,
+    )
+
+
 def perceptron(
     length: int, law: Literal["normal", "uniform"] = "normal", scale: float = 1.0
 ) -> Model:
@@ -144,20 +188,12 @@ def perceptron(
     Raises:
       ValueError: an argument is out of range.
     """
-    strings.check_length(length)
-    draw = _law(law, check_number("scale", scale))
-    return from_nnx(
-        lambda rngs: Perceptron(length, draw, rngs),
-        length=length,
-        name=f"perceptron, {law} {scale!r}",
-        floats_per_string=2 * length,
-    )
+    return _perceptron(strings.check_length(length), _check_law(law), _check_scale(scale))
 
 
-@functools.cache
 def mlp(
     length: int,
-    widths: tuple[int, ...] = (40, 40),
+    widths: Sequence[int] = (40, 40),
     law: Literal["normal", "uniform"] = "normal",
     scale: float = 1.0,
 ) -> Model:
@@ -166,21 +202,13 @@ def mlp(
     Raises:
       ValueError: an argument is out of range.
     """
-    strings.check_length(length)
-    if not isinstance(widths, tuple) or not widths:
+    length = strings.check_length(length)
+    if not isinstance(widths, (tuple, list)) or not widths:
         raise ValueError(f"widths: {widths!r} given; it must be a tuple such as (40, 40)")
-    for width in widths:
-        _check_size("widths", width)
-    draw = _law(law, check_number("scale", scale))
-    return from_nnx(
-        lambda rngs: MLP(length, widths, draw, rngs),
-        length=length,
-        name=f"mlp {widths!r}, {law} {scale!r}",
-        floats_per_string=length + 2 * sum(widths),
-    )
+    sizes = tuple(_check_size("widths", width) for width in widths)
+    return _mlp(length, sizes, _check_law(law), _check_scale(scale))
 
 
-@functools.cache
 def lstm(
     length: int,
     hidden: int = 8,
@@ -202,15 +230,8 @@ def lstm(
     Raises:
       ValueError: an argument is out of range.
     """
-    strings.check_length(length)
-    _check_size("hidden", hidden)
-    _check_size("num_layers", num_layers)
+    length = strings.check_length(length)
+    hidden, num_layers = _check_size("hidden", hidden), _check_size("num_layers", num_layers)
     if biases not in ("zero", "two"):
         raise ValueError(f"biases: {biases!r} given; it must be zero or two")
-    draw = _law(law, check_number("scale", scale))
-    return from_nnx(
-        lambda rngs: LSTM(hidden, num_layers, 2 if biases == "two" else 0, draw, rngs),
-        length=length,
-        name=f"lstm hidden {hidden}, layers {num_layers}, biases {biases}, {law} {scale!r}",
-        floats_per_string=length * 6 * hidden * num_layers,
-    )
+    return _lstm(length, hidden, num_layers, biases, _check_law(law), _check_scale(scale))

@@ -102,6 +102,8 @@ def _sample(
     else:
         inside = _WITHIN_TWO_SIGMA if law.kind == "truncated_normal" else 1.0
         z = jax.lax.erf_inv(u * jnp.asarray(inside, u.dtype)) * jnp.asarray(math.sqrt(2), u.dtype)
+        # XLA reorders (number * z) * sqrt 2 for a scalar array and not for a batch of them.
+        z = jax.lax.optimization_barrier(z)
         base = z if law.kind != "orthogonal" else _orthogonal(z, (fan_in, fan_out))
     return (number * base).reshape(shape)
 
@@ -184,7 +186,8 @@ def check_number(name: str, value: Any) -> Any:
     """Returns a swept number; raises ``ValueError`` if it is a plain one, not finite and >= 0."""
     if isinstance(value, (int, float, np.number)) and not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}: {value!r} given; it must be a finite number >= 0")
-    return float(value) if isinstance(value, int) else value
+    # One type for all plain numbers: a NumPy scalar would be traced anew.
+    return float(value) if isinstance(value, (int, float, np.number)) else value
 
 
 def _law(name: str, default: GroupLaw, **others: GroupLaw) -> InitLaw:

@@ -149,11 +149,20 @@ def from_pair(
       floats_per_string: numbers that one string keeps alive; sets the tile of strings.
 
     Raises:
-      ValueError: ``length`` is out of range or ``name`` is empty.
+      ValueError: ``length`` is out of range, ``name`` is empty, or ``apply_fn`` does not return one
+        logit a string.
     """
     length = strings.check_length(length)
     if not isinstance(name, str) or not name:
         raise ValueError(f"name: {name!r} given; it must be a non-empty string")
+    params = jax.eval_shape(lambda: init_fn(jax.random.key(0)))
+    two = jax.ShapeDtypeStruct((2, length), jnp.int32)
+    logits = jax.eval_shape(apply_fn, params, two)
+    if getattr(logits, "shape", None) != (2,):
+        raise ValueError(
+            f"apply_fn: 2 strings give {getattr(logits, 'shape', type(logits).__name__)}; "
+            "it must return one logit a string, shape (2,)"
+        )
     tile = rows_per_tile(length, floats_per_string)
     return Model(
         law=None,

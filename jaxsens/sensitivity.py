@@ -30,7 +30,7 @@ def _neighbour(words: jax.Array, row_bit: int) -> jax.Array:
         shift, low = jnp.uint32(1 << row_bit), jnp.uint32(_LOW_HALF[row_bit])
         return ((words >> shift) & low) | ((words & low) << shift)
     stride = 1 << (row_bit - 5)
-    pairs = words.reshape(*words.shape[:-1], -1, 2, stride)
+    pairs = words.reshape(*words.shape[:-1], words.shape[-1] // (2 * stride), 2, stride)
     return jnp.flip(pairs, axis=-2).reshape(words.shape)
 
 
@@ -149,7 +149,7 @@ def walsh_hadamard(table: jax.typing.ArrayLike) -> jax.Array:
     shape = jnp.shape(table)
     signs = 1 - 2 * jnp.asarray(table, dtype=bool).astype(jnp.int32)
     for j in range(n):
-        pairs = signs.reshape(*shape[:-1], -1, 2, 2**j)
+        pairs = signs.reshape(*shape[:-1], 2 ** (n - 1 - j), 2, 2**j)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
         signs = jnp.stack([low + high, low - high], axis=-2)
     return signs.reshape(shape)

@@ -29,6 +29,25 @@ def test_the_number_of_ones_of_a_perceptron_is_uniform(law):
 
 
 @pytest.mark.stat
+@pytest.mark.parametrize("law", ["normal", "uniform"])
+def test_the_same_theorem_without_the_sampler(law):
+    n, models = 5, 32_000
+    model = baselines.perceptron(n, law)
+    keys = jax.random.split(jax.random.key(11), models)
+
+    @jax.jit
+    def ones(keys):
+        tables = jax.vmap(lambda key: model.table_fn(model.init_fn(None, key)) > 0)(keys)
+        return jnp.sum(tables, axis=1)
+
+    counts = np.bincount(np.asarray(ones(keys)), minlength=2**n + 1)
+    assert counts[2**n] == 0
+    freedom = 2**n - 1
+    chi2 = ((counts[:-1] - models / 2**n) ** 2 / (models / 2**n)).sum()
+    assert abs(chi2 - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.stat
 def test_the_hidden_8_lstm_has_the_known_shares():
     # 3 million draws of an independent program: 0.8032, 0.1427, 0.319; builds differ by 0.003.
     models = 6000
@@ -73,6 +92,17 @@ def test_float64_agrees_and_a_batch_row_is_the_model_alone(name):
             assert high.dtype == jnp.float64
         np.testing.assert_allclose(low, np.asarray(high), rtol=1e-3, atol=1e-4)
         assert np.array_equal(np.asarray(js.sensitivity_profile(low > 0)), run.models.profile[i])
+
+
+def test_equal_arguments_give_one_model_however_they_are_written():
+    # A name that kept 1 and 1.0 apart would let the history of a process decide a run's hash.
+    assert baselines.perceptron(5, scale=1) is baselines.perceptron(5, scale=1.0)
+    assert baselines.perceptron(6, scale=3).description == (
+        '{"kind":"pair","length":6,"name":"perceptron, normal 3.0"}'
+    )
+    assert baselines.lstm(4) is baselines.lstm(length=4, hidden=8, scale=10)
+    assert baselines.mlp(4, [3, 3]) is baselines.mlp(4, widths=(np.int64(3), 3))
+    assert baselines.lstm(4) is not baselines.lstm(4, biases="two")
 
 
 def test_the_lstm_is_an_lstm():
@@ -133,6 +163,11 @@ def test_from_pair_and_from_nnx_take_any_network():
         (lambda: baselines.perceptron(0), "length: 0 given"),
         (lambda: baselines.perceptron(3, "cauchy"), "law: 'cauchy' given"),
         (lambda: baselines.perceptron(3, scale=float("nan")), "scale: nan given"),
+        (lambda: baselines.perceptron(3, scale=1e39), "scale: 1e[+]39 given"),
+        (lambda: baselines.perceptron(3, scale=True), "scale: True given"),
+        (lambda: baselines.lstm(3, scale="wide"), "scale: 'wide' given"),
+        (lambda: baselines.lstm(3, scale=-1.0), "scale: -1.0 given"),
+        (lambda: baselines.mlp(3, 40), "widths: 40 given"),
         (lambda: baselines.mlp(3, ()), r"widths: \(\) given"),
         (lambda: baselines.mlp(3, (4, 0)), "widths: 0 given"),
         (lambda: baselines.lstm(3, hidden=0), "hidden: 0 given"),

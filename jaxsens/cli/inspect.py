@@ -44,7 +44,10 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True)
 class Regenerate:
-    """Write the parameters of one model of a run, under their flat names, to an .npz file."""
+    """Write the parameters of one model of a run to an .npz file, under the flat names of arrays.
+
+    (seed, index) name a model for ever, sampled in this run yet or not.
+    """
 
     run: tyro.conf.Positional[str]
     """Run directory."""
@@ -169,9 +172,10 @@ def doctor(args: Doctor) -> int:
     import jaxsens
     from jaxsens.montecarlo import evaluate, keys, memory
     from jaxsens.montecarlo.sampler import TOLERANCE
+    from jaxsens.montecarlo.store import versions
 
     keys.check_generator()
-    print(f"jaxsens {jaxsens.__version__}, jax {jax.__version__}")
+    print(", ".join(f"{name} {version}" for name, version in versions().items()))
     for device in jax.devices():
         print(f"device {device} ({device.device_kind})")
     free = memory.bytes_available()

@@ -73,6 +73,18 @@ def write_atomically(path: pathlib.Path, write) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftover(temporary: pathlib.Path) -> None:
+    """Removes a temporary file of :func:`write_atomically` whose process is gone."""
+    process = temporary.name.rpartition("-")[2]
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        temporary.unlink(missing_ok=True)
+    except (ValueError, OSError):
+        # Alive (of another user), or not one of ours.
+        pass
+
+
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes JSON atomically."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"

@@ -101,7 +101,7 @@ class Run:
                 "format": shards.FORMAT,
                 "config_hash": config_hash(config),
                 "config": config,
-                "versions": _versions(),
+                "versions": versions(),
                 "precision": "highest",
                 "generator": IMPLEMENTATION,
             }
@@ -124,10 +124,8 @@ class Run:
                     a, b = (int(part) for part in other.name.split("-")[1:])
                     if other != lock and a < stop and start < b and _is_locked(other):
                         raise self._locked()
-                for left in self.shard_folder.glob("*.npz.tmp-*"):
-                    name = left.name.split("-", 1)[0]
-                    if name.isdigit() and start <= int(name) < stop:
-                        left.unlink(missing_ok=True)
+                for left in self.path.rglob("*.tmp-*"):
+                    shards.remove_leftover(left)
                 yield
             finally:
                 lock.unlink(missing_ok=True)
@@ -237,7 +235,8 @@ def _is_locked(path: pathlib.Path) -> bool:
     return False
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions that a run records."""
     import jaxsens
 
     return {

@@ -220,7 +220,7 @@ def test_the_last_indices():
     params = jaxsens.init_params(CFG, LAW, jaxsens.model_key(0, last))
     table = np.asarray(jaxsens.truth_table_logits(CFG, params)) > 0
     assert result.models.ones[2] == table.sum()
-    with pytest.raises(ValueError, match=r"^index: 9223372036854775808 given"):
+    with pytest.raises(ValueError, match=r"^start \+ models - 1: 9223372036854775808 given"):
         jaxsens.sample(CFG, LAW, models=4, start=last - 2)
 
 

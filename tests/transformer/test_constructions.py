@@ -12,6 +12,12 @@ import jaxsens as js
 from jaxsens.transformer.constructions import chiang_cholak, exact_logits
 
 NAMES = [(f, norm) for f in ("parity", "first") for norm in ("post", "none")]
+# Half the time to compile, for the float64 checks of many shapes.
+truth_table_logits = jax.jit(
+    js.truth_table_logits,
+    static_argnums=0,
+    compiler_options={"xla_backend_optimization_level": 0},
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,8 @@ def test_logits_and_profiles(golden, function, norm):
         assert profile == case["profile"][str(n)] == js.boolean.profile(function, n)
         assert profile[0] == 0
         with jax.enable_x64(True):
-            logits = np.asarray(js.truth_table_logits(cfg, js.params_from_arrays(cfg, arrays)))
+            params = js.params_from_arrays(cfg, arrays)
+            logits = np.asarray(truth_table_logits(cfg, params))
         np.testing.assert_allclose(logits, expected, atol=1e-12)
 
 
@@ -74,6 +81,18 @@ def test_every_sign_is_right_at_a_length_without_golden_values(function, norm):
     params = js.params_from_arrays(cfg, {k: v.astype(np.float32) for k, v in arrays.items()})
     table = np.asarray(js.truth_table_logits(cfg, params)) > 0
     assert np.array_equal(table, js.boolean.truth_table(function, 11))
+
+
+@pytest.mark.parametrize(("function", "norm"), NAMES)
+@pytest.mark.parametrize("n", [5, 6])
+def test_logits_at_another_score(function, norm, n):
+    cfg, arrays = chiang_cholak(function, n, norm, c=0.5)
+    with jax.enable_x64(True):
+        params = js.params_from_arrays(cfg, arrays)
+        logits = np.asarray(truth_table_logits(cfg, params))
+    low, high = exact_logits(function, n, norm, c=0.5)
+    expected = np.where(js.boolean.truth_table(function, n), high, low)
+    np.testing.assert_allclose(logits, expected, atol=1e-12)
 
 
 def test_bad_arguments():

@@ -15,10 +15,14 @@ import pytest
 import jaxsens as js
 from jaxsens import inits, strings
 from jaxsens.transformer import NormParams, array_shapes, layer_norm, num_parameters
+from jaxsens.transformer.forward import floats_per_string, rows_per_tile
 
 GOLDEN = Path(__file__).parents[1] / "data" / "transformer"
 CASES = json.loads((GOLDEN / "index.json").read_text())
 CFG = js.TransformerConfig(length=4, num_layers=2, d_model=4, num_heads=2, d_mlp=6)
+# Compiled once for each config: a bare call of truth_table_logits compiles every time.
+apply = jax.jit(js.apply, static_argnums=0)
+truth_table_logits = jax.jit(js.truth_table_logits, static_argnums=0)
 
 
 def draw(cfg, seed=0, sigma=1.0):
@@ -30,7 +34,7 @@ def arrays_of(params, dtype=None):
 
 
 def table_of(cfg, params):
-    return np.asarray(js.truth_table_logits(cfg, params)) > 0
+    return np.asarray(truth_table_logits(cfg, params)) > 0
 
 
 # Stored cases.
@@ -49,7 +53,7 @@ def test_stored_logits_and_profiles(name, dtype, tolerance):
     with jax.enable_x64(dtype == "float64"):
         params = js.params_from_arrays(cfg, {k: a.astype(dtype) for k, a in given.items()})
         bits = strings.all_strings(cfg.length)
-        for logits in (js.apply(cfg, params, bits), js.truth_table_logits(cfg, params)):
+        for logits in (apply(cfg, params, bits), truth_table_logits(cfg, params)):
             assert logits.dtype == dtype
             logits = np.asarray(logits)
             np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
@@ -214,7 +218,20 @@ def test_bits_of_any_batch_shape_and_integer_type():
     cube = np.asarray(js.apply(CFG, params, rows.reshape(2, 8, 4).astype(bool)))
     np.testing.assert_array_equal(cube, whole.reshape(2, 8))
     assert js.apply(CFG, params, rows[3].astype(np.uint8)).shape == ()
-    np.testing.assert_allclose(np.asarray(js.truth_table_logits(CFG, params)), whole, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(truth_table_logits(CFG, params)), whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_all_strings_in_several_tiles(norm):
+    cfg = js.TransformerConfig(10, 1, 4, 2, 64, norm=norm, causal=norm == "pre")
+    assert rows_per_tile(10, floats_per_string(cfg)) < 2**10
+    params = draw(cfg)
+    np.testing.assert_allclose(
+        np.asarray(truth_table_logits(cfg, params)),
+        np.asarray(apply(cfg, params, strings.all_strings(10))),
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_bits_of_another_length_are_named():
@@ -293,9 +310,9 @@ def test_layer_norm_gradient_is_the_formula():
 def test_swapping_the_tokens_complements_the_bits():
     params = draw(CFG)
     swapped = params.replace(token_embedding=params.token_embedding[np.array([1, 0, 2])])
-    logits = np.asarray(js.truth_table_logits(CFG, params))
+    logits = np.asarray(truth_table_logits(CFG, params))
     np.testing.assert_allclose(
-        np.asarray(js.truth_table_logits(CFG, swapped)), logits[::-1], rtol=1e-5, atol=1e-5
+        np.asarray(truth_table_logits(CFG, swapped)), logits[::-1], rtol=1e-5, atol=1e-5
     )
 
 
@@ -324,8 +341,8 @@ def test_permuting_positions_permutes_bits(order):
     moved = params.replace(position_embedding=params.position_embedding[np.array([*order, 4])])
     bits = strings.all_strings(4)
     np.testing.assert_allclose(
-        np.asarray(js.apply(CFG, moved, bits[:, order])),
-        np.asarray(js.apply(CFG, params, bits)),
+        np.asarray(apply(CFG, moved, bits[:, order])),
+        np.asarray(apply(CFG, params, bits)),
         atol=1e-4,
     )
 
@@ -346,11 +363,20 @@ def test_causal_attention_sees_the_past_only():
 def test_a_tie_is_class_zero(zero):
     arrays = {n: np.zeros_like(a) for n, a in arrays_of(draw(CFG)).items()}
     arrays["readout.b"] = np.float32(zero)
-    logits = np.asarray(js.truth_table_logits(CFG, js.params_from_arrays(CFG, arrays)))
+    logits = np.asarray(truth_table_logits(CFG, js.params_from_arrays(CFG, arrays)))
     assert (logits == 0).all()
     profile = np.asarray(js.sensitivity_profile(logits > 0))
     assert not (logits > 0).any()
     assert profile.tolist() == [16, 0, 0, 0, 0]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the CPU flushes denormals")
+def test_a_denormal_logit_is_a_tie_under_jit():
+    params = inits.zeros()(jax.random.key(0), CFG)
+    params = params.replace(readout=params.readout.replace(b=jnp.asarray(np.float32(1e-40))))
+    assert np.asarray(params.readout.b) > 0
+    positive = jax.jit(lambda p: js.truth_table_logits(CFG, p) > jnp.float32(0))(params)
+    assert not np.asarray(positive).any()
 
 
 # Arrays in and out.
@@ -396,8 +422,8 @@ def test_numpy_leaves_integers_and_dtypes():
     assert params.readout.w.dtype == jnp.float32
     numpy_leaves = jax.tree.map(np.asarray, params)
     np.testing.assert_array_equal(
-        np.asarray(js.truth_table_logits(CFG, numpy_leaves)),
-        np.asarray(js.truth_table_logits(CFG, params)),
+        np.asarray(js.truth_table_logits(CFG, numpy_leaves)),  # not traced: NumPy inside
+        np.asarray(truth_table_logits(CFG, params)),
     )
 
 
