@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from jaxsens import control
-from jaxsens.estimate import Proportion
+from jaxsens.estimate import Proportion, clopper_pearson
 from jaxsens.montecarlo.summary import Summary
 
 LABELS = {
@@ -19,6 +19,23 @@ LABELS = {
 
 def _proportion_json(p: Proportion) -> dict[str, Any]:
     return p._asdict() | {"range": list(p.range)} if p.range is not None else p._asdict()
+
+
+def one_sided_bounds(summary: Summary, level: float = 0.95) -> dict[str, dict[str, float]]:
+    """One-sided exact bounds of every proportion, each of the given level by itself.
+
+    ``lower`` takes unresolved models for misses, ``upper`` for hits. Which side one looks at has to
+    be chosen before the run; together they are an interval of level 2 ``level`` - 1 only.
+    """
+    bounds = {}
+    for name, p in summary.estimates(level).items():
+        if p.method == "clopper-pearson":
+            bounds[name] = {
+                "level": level,
+                "lower": clopper_pearson(p.count, p.of, level, "lower").low,
+                "upper": clopper_pearson(p.count + p.undecided, p.of, level, "upper").high,
+            }
+    return bounds
 
 
 def control_values(n: int) -> dict[str, dict[str, Any]]:
@@ -45,6 +62,7 @@ def summary_json(summary: Summary, level: float = 0.95) -> dict[str, Any]:
         "profile": list(summary.profile),
         "k0_histogram": {str(k): count for k, count in summary.k0_histogram.items()},
         "estimates": {name: _proportion_json(p) for name, p in estimates.items()},
+        "one_sided": one_sided_bounds(summary, level),
         "control": control_values(summary.length),
         "census": {
             label: {which: _proportion_json(p) for which, p in pair.items()}
@@ -68,7 +86,7 @@ def estimates_table(summary: Summary, level: float = 0.95) -> Table:
     title = f"{summary.models:,} models on all 2^{summary.length} strings"
     controls = control_values(summary.length)
     bound = controls["p_zero_sensitivity"]["error_bound"]
-    limit = f"; Poisson limit, off by {min(bound, 1):.1g} at most" if bound else ", exact"
+    limit = f"; Poisson limit, error <= {min(bound, 1):.1g}" if bound else ", exact"
     caption = (
         "intervals: exact (Clopper-Pearson), for the mean Student's t\n"
         f"control: a uniformly random Boolean function{limit}"

@@ -335,3 +335,27 @@ def test_killed_runs_go_on_and_end_with_the_same_files(jaxsens_main, tmp_path):
     assert summary == jaxsens.Run.open(undisturbed).summary()
     assert not list(run.glob(".lock*"))
     assert not list(run.rglob("*.tmp-*"))
+
+
+def test_an_unwritable_compile_cache_changes_nothing(tmp_path):
+    below_a_file = tmp_path / "file"
+    below_a_file.write_text("")
+    shape = [
+        "--length",
+        "3",
+        "--num-layers",
+        "1",
+        "--d-model",
+        "2",
+        "--num-heads",
+        "1",
+        "--d-mlp",
+        "2",
+        "--models",
+        "20",
+    ]
+    for name, extra in (("plain", []), ("cached", ["--compile-cache", f"{below_a_file}/cache"])):
+        command = [sys.executable, "-m", "jaxsens", "sample", *shape, "--out", tmp_path / name]
+        subprocess.run([*command, *extra], check=True, capture_output=True)
+    runs = [jaxsens.Run.open(tmp_path / name).arrays()[1] for name in ("plain", "cached")]
+    assert np.array_equal(runs[0].profile, runs[1].profile)

@@ -245,3 +245,15 @@ def test_level_is_that_asked_for():
     assert narrow["high"] == pytest.approx(1 - 0.25**0.5, rel=1e-12)
     assert wide["high"] == pytest.approx(1 - 0.005**0.5, rel=1e-12)
     assert "99 % interval" in printed(report.estimates_table(CASES["none constant"], 0.99))
+
+
+def test_one_sided_bounds_are_those_of_the_counts():
+    arrays = jaxsens.sample(
+        jaxsens.TransformerConfig(length=2, num_layers=1, d_model=2, num_heads=1, d_mlp=2),
+        jaxsens.inits.zeros(),
+        models=1000,
+    )
+    bounds = report.one_sided_bounds(arrays.summary)
+    # Every model is constant: 1000 hits of 1000; the lower bound mirrors 0 of 1000.
+    assert bounds["p_constant"]["lower"] == pytest.approx(1 - 0.0029912495450952962, rel=1e-12)
+    assert bounds["p_constant"]["upper"] == 1.0

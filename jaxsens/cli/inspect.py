@@ -12,7 +12,7 @@ import tyro
 class Show:
     """Print a run: estimates with intervals beside the random-function control, profile, census."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Run directory."""
     json: bool = False
     """Print one JSON object instead of tables."""
@@ -24,7 +24,7 @@ class Show:
 class Plot:
     """Draw a run as one PNG: pooled profile, K_0 histogram and shares, each beside its control."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Run directory."""
     out: str | None = None
     """Image file, by default RUN/figure.png."""
@@ -36,7 +36,7 @@ class Plot:
 class Merge:
     """Merge runs of one config over disjoint index ranges into a new run directory."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
     """Run directories."""
     out: str
     """Directory of the merged run."""
@@ -49,7 +49,7 @@ class Regenerate:
     (seed, index) name a model for ever, sampled in this run yet or not.
     """
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Run directory."""
     index: int
     """Global index of the model."""
@@ -82,6 +82,12 @@ def show(args: Show) -> int:
     console.print(f"[bold]{run.path}[/bold]  seed {run.manifest['config']['seed']}")
     console.print(describe(run.manifest["config"]["model"]), highlight=False)
     console.print(report.estimates_table(summary, args.level))
+    for name, bound in report.one_sided_bounds(summary, args.level).items():
+        console.print(
+            f"one-sided {100 * args.level:.4g} %: {report.LABELS[name]} >= {bound['lower']:.4g}, "
+            f"or <= {bound['upper']:.4g}",
+            highlight=False,
+        )
     console.print(report.profile_table(summary))
     census = report.census_table(summary)
     if census is not None:

@@ -1,0 +1,5 @@
+"""``python -m jaxsens``."""
+
+from jaxsens.cli import main
+
+main()
