@@ -184,7 +184,9 @@ def check_group(group: str) -> None:
 
 def check_number(name: str, value: Any) -> Any:
     """Returns a swept number; raises ``ValueError`` if it is a plain one, not finite and >= 0."""
-    if isinstance(value, (int, float, np.number)) and not (math.isfinite(value) and value >= 0):
+    if isinstance(value, (bool, str, type(None))) or (
+        isinstance(value, (int, float, np.number)) and not (math.isfinite(value) and value >= 0)
+    ):
         raise ValueError(f"{name}: {value!r} given; it must be a finite number >= 0")
     # One type for all plain numbers: a NumPy scalar would be traced anew.
     return float(value) if isinstance(value, (int, float, np.number)) else value

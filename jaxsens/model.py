@@ -91,7 +91,9 @@ class _TiledTable:
 
 def canonical_json(value: Any) -> str:
     """One JSON text per value: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=lambda x: x.item()
+    )
 
 
 def transformer_model(cfg: TransformerConfig, init: InitLaw | Callable) -> Model:
@@ -102,6 +104,8 @@ def transformer_model(cfg: TransformerConfig, init: InitLaw | Callable) -> Model
       init: a law of :mod:`jaxsens.inits`, or any hashable callable ``(key, cfg) -> params``; the
         latter is told apart on disk by its ``__qualname__`` (or ``repr``) alone.
     """
+    if not callable(init):
+        raise ValueError(f"init: {init!r} given; it must be a law such as jaxsens.inits.uniform()")
     if isinstance(init, InitLaw):
         law, described, draw = init, init.describe(), init.draw
         init_fn = _TransformerInit(cfg)
@@ -155,6 +159,13 @@ def from_pair(
     length = strings.check_length(length)
     if not isinstance(name, str) or not name:
         raise ValueError(f"name: {name!r} given; it must be a non-empty string")
+    for argument, value in (("init_fn", init_fn), ("apply_fn", apply_fn)):
+        if not callable(value):
+            raise ValueError(f"{argument}: {value!r} given; it must be a function")
+    if not strings.is_integer(floats_per_string) or floats_per_string < 1:
+        raise ValueError(
+            f"floats_per_string: {floats_per_string!r} given; it must be an integer of at least 1"
+        )
     params = jax.eval_shape(lambda: init_fn(jax.random.key(0)))
     two = jax.ShapeDtypeStruct((2, length), jnp.int32)
     logits = jax.eval_shape(apply_fn, params, two)
@@ -163,6 +174,8 @@ def from_pair(
             f"apply_fn: 2 strings give {getattr(logits, 'shape', type(logits).__name__)}; "
             "it must return one logit a string, shape (2,)"
         )
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise ValueError(f"apply_fn: {logits.dtype} logits returned; they must be floating")
     tile = rows_per_tile(length, floats_per_string)
     return Model(
         law=None,

@@ -5,6 +5,8 @@ in binary, first bit most significant. So bit ``i`` (counted from 0, left to rig
 ``r`` is ``(r >> (n - 1 - i)) & 1``, and flipping it leads to row ``r ^ (1 << (n - 1 - i))``.
 """
 
+from typing import TypeGuard
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +16,14 @@ WORD_BITS = 32
 MAX_LENGTH = 30
 
 
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether ``value`` is an integer of Python or NumPy, and no bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def check_length(n: int) -> int:
     """Returns ``n`` as an int; raises ``ValueError`` unless ``1 <= n <= 30``."""
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 1 <= n <= MAX_LENGTH:
+    if not is_integer(n) or not 1 <= n <= MAX_LENGTH:
         raise ValueError(f"length: {n!r} given; it must be an integer from 1 to {MAX_LENGTH}")
     return int(n)
 

@@ -1,5 +1,6 @@
 """The command line: one line per mistake, and runs that survive being killed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -359,3 +360,17 @@ def test_an_unwritable_compile_cache_changes_nothing(tmp_path):
         subprocess.run([*command, *extra], check=True, capture_output=True)
     runs = [jaxsens.Run.open(tmp_path / name).arrays()[1] for name in ("plain", "cached")]
     assert np.array_equal(runs[0].profile, runs[1].profile)
+
+
+def test_a_swallowed_signal_stops_at_the_next_check():
+    from jaxsens.cli.signals import interruptible
+
+    before = signal.getsignal(signal.SIGTERM)
+    with interruptible() as check:
+        check()
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -30,7 +30,13 @@ Command = (
 )
 
 
-_HEADLINES = ("parsing error", "value error", "unrecognized options", "required options")
+_HEADLINES = (
+    "missing subcommand",
+    "parsing error",
+    "value error",
+    "unrecognized options",
+    "required options",
+)
 
 
 def _fail(message: str) -> int:
@@ -85,4 +91,6 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         code = 0
         sys.stderr.close()
+    except OSError as error:
+        code = _fail(f"cannot write: {error.strerror or error}")
     sys.exit(code)

@@ -132,6 +132,8 @@ def plot(args: Plot) -> int:
     if not summary.models:
         raise RunError(f"run: {args.run!r} holds no models yet")
     target = pathlib.Path(args.out) if args.out is not None else run.path / "figure.png"
+    if target.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"out: {args.out!r} given; it must end in .png, .pdf or .svg")
     if args.dpi < 10 or args.dpi > 1200:
         raise ValueError(f"dpi: {args.dpi} given; it must be from 10 to 1200")
     title = describe(run.manifest["config"]["model"])

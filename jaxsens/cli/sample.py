@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxsens import inits
+from jaxsens.cli.signals import interruptible
 from jaxsens.montecarlo.sampler import TOLERANCE, Progress
 from jaxsens.transformer.config import TransformerConfig
 
@@ -91,7 +92,7 @@ def _number(flag: str, item: str, text: str) -> float:
 def shard_range(shard: str, models: int) -> tuple[int, int]:
     """Index range [start, stop) of shard ``i/n`` of ``models`` models."""
     i, slash, n = shard.partition("/")
-    if not (slash and i.isdigit() and n.isdigit() and int(i) < int(n)):
+    if not (slash and shard.isascii() and i.isdigit() and n.isdigit() and int(i) < int(n)):
         raise ValueError(f"shard: {shard!r} given; it must be i/n with 0 <= i < n, e.g. 0/4")
     start, stop = (models * int(i)) // int(n), (models * (int(i) + 1)) // int(n)
     if start == stop:
@@ -186,12 +187,13 @@ def run(args: Sample) -> int:
         states[:] = [progress]
 
     try:
-        with _bar(args.progress) as bar:
+        with interruptible() as check, _bar(args.progress) as bar:
 
             def on_progress(progress: Progress) -> None:
                 note(progress)
                 if bar is not None:
                     bar(progress)
+                check()
 
             result = sample(
                 args.config,

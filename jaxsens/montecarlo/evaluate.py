@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxsens.model import Model, tables_at_once
 from jaxsens.montecarlo import keys
 from jaxsens.montecarlo.outcome import Outcome, outcomes
+from jaxsens.strings import is_integer
 
 # Work per compiled call, in units of 64 operations per number that a string keeps alive: seconds.
 _CALL_BUDGET = 1 << 26
@@ -83,7 +84,7 @@ def plan_execution(
       ValueError: a number is not a positive integer, or there are fewer devices.
     """
     for name, value in (("chunk", chunk), ("batch", batch), ("devices", devices)):
-        if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+        if value is not None and not (is_integer(value) and value >= 1):
             raise ValueError(f"{name}: {value!r} given; it must be an integer of at least 1")
     present = jax.devices()
     if devices is not None and devices > len(present):
@@ -167,7 +168,9 @@ def evaluate_range(
     index = np.uint64(start) + np.arange(stop - start, dtype=np.uint64)
     calls = _Calls(model, seed, execution.batch, execution.width, execution.mesh, dtype)
     result = Outcome(*(np.array(column) for column in calls(index)))
-    result = result._replace(smallest=np.asarray(result.smallest, np.float64))
+    result = result._replace(
+        smallest=result.smallest.astype(np.float64), largest=result.largest.astype(np.float64)
+    )
     close = np.flatnonzero(_below(result, _SCREEN * tolerance))
     status = np.full(len(index), DECIDED, np.uint8)
     exact = calls._replace(dtype="float64")
@@ -192,7 +195,7 @@ def evaluate_range(
         profile=result.profile,
         ones=result.ones,
         fingerprint=(lanes[:, 1] << np.uint64(32)) | lanes[:, 0],
-        smallest_logit=result.smallest.astype(np.float32),
+        smallest_logit=np.minimum(result.smallest, np.finfo(np.float32).max).astype(np.float32),
         status=status,
     )
 
@@ -217,6 +220,8 @@ def self_check(
     cpu = Mesh(np.asarray(jax.devices("cpu")[:1]), ("models",))
     exact = _Calls(model, seed, RECHECK_BATCH, 1, cpu, "float64")(index)
     differs = np.any(fast.fingerprint != exact.fingerprint, axis=-1) & ~_below(exact, tolerance)
+    # What float32 cannot decide is settled in float64 anyway.
+    differs &= fast.finite & ~_below(fast, _SCREEN * tolerance)
     if differs.any():
         row = int(np.flatnonzero(differs)[0])
         raise ValueError(
@@ -228,6 +233,10 @@ def self_check(
 
 def check_tolerance(value: object) -> float:
     """Returns a relative tolerance; raises ``ValueError`` unless 0 <= value < 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.number))
+        or not 0 <= value < 1
+    ):
         raise ValueError(f"tolerance: {value!r} given; it must be a number from 0 to below 1")
     return float(value)

@@ -2,6 +2,8 @@
 
 import os
 
+import jax
+
 from jaxsens.model import Model
 from jaxsens.transformer.forward import rows_per_tile
 
@@ -9,10 +11,14 @@ from jaxsens.transformer.forward import rows_per_tile
 _BYTES_PER_STRING = 24
 
 
-def bytes_needed(model: Model) -> int:
-    """Memory of one model's evaluation in float64, in bytes: its table and one tile's work."""
+def bytes_needed(model: Model) -> tuple[int, int]:
+    """Memory of one model's evaluation in float64, in bytes: its table, and everything else."""
     tile = rows_per_tile(model.length, model.floats_per_string)
-    return 2**model.length * _BYTES_PER_STRING + 8 * tile * model.floats_per_string
+    with jax.enable_x64(model.draw == "float64"):
+        params = jax.eval_shape(lambda: model.init_fn(model.law, jax.random.key(0)))
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
+    # Parameters are held drawn, cast and nudged.
+    return 2**model.length * _BYTES_PER_STRING, 8 * tile * model.floats_per_string + 24 * numbers
 
 
 def bytes_available() -> int | None:
@@ -29,13 +35,15 @@ def bytes_available() -> int | None:
 
 def check_fits(model: Model) -> None:
     """Raises ``ValueError`` if one model does not fit into the host's memory."""
-    needed, available = bytes_needed(model), bytes_available()
-    if available is not None and needed > available:
-        largest = model.length
-        while largest > 1 and needed > available:
-            largest -= 1
-            needed //= 2
+    (table, rest), available = bytes_needed(model), bytes_available()
+    if available is None or table + rest <= available:
+        return
+    needs = f"{(table + rest) / 2**30:.4g} GiB, {available / 2**30:.4g} GiB of memory are free"
+    if table > rest:
+        strings = max(1, (available - rest) // _BYTES_PER_STRING)
+        fits = strings.bit_length() - 1
         raise ValueError(
-            f"length: {model.length} given; a table of 2**{model.length} strings does not fit "
-            f"into the {available / 2**30:.1f} GiB of free memory, up to {largest} would"
+            f"length: {model.length} given; a table of 2**{model.length} strings needs {needs}; "
+            f"up to {fits} would fit"
         )
+    raise ValueError(f"model: one of this size needs {needs}; take a smaller width or MLP")

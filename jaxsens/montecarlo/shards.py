@@ -139,8 +139,13 @@ def read_shard(path: pathlib.Path, config_hash: str) -> Shard:
         )
     if (start, stop) != (int(match[1]), int(match[2])) or summary.models != stop - start:
         raise ShardError(f"{path}: holds models {start}-{stop}, not what its name says; {advice}")
-    if models is not None and any(len(column) != stop - start for column in models):
-        raise ShardError(f"{path}: holds fewer models than its name says; {advice}")
+    width = summary.length + 1
+    if models is not None and (
+        any(len(column) != stop - start for column in models)
+        or models.profile.shape[1:] != (width,)
+        or len(summary.profile) != width
+    ):
+        raise ShardError(f"{path}: its arrays do not fit its name; {advice}")
     return Shard(start, stop, summary, models, arrays if models is None else {})
 
 

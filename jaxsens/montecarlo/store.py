@@ -14,6 +14,7 @@ import jax
 import jaxlib.version
 import numpy as np
 
+from jaxsens import strings
 from jaxsens.model import canonical_json
 from jaxsens.montecarlo import shards
 from jaxsens.montecarlo.evaluate import ModelArrays
@@ -73,8 +74,16 @@ class Run:
             manifest = json.loads(file.read_text())
             if config_hash(manifest["config"]) != manifest["config_hash"]:
                 raise ValueError
+            model = manifest["config"]["model"]
+            if model["kind"] == "transformer":
+                model = model["config"]
+            strings.check_length(model["length"])
         except (ValueError, KeyError, TypeError):
             raise RunError(f"{file}: damaged manifest; restore it from a copy") from None
+        if manifest["format"] != shards.FORMAT:
+            raise RunError(
+                f"{file}: format {manifest['format']!r}; this version reads {shards.FORMAT}"
+            )
         return cls(path, manifest)
 
     @classmethod
@@ -84,7 +93,11 @@ class Run:
         Raises:
           RunError: the directory cannot be written, holds something else, or another config.
         """
+        if os.fspath(path) in ("", b""):
+            raise RunError("out: '' given; it must be the name of a directory")
         path = pathlib.Path(path)
+        if "\0" in str(path):
+            raise RunError(f"out: {str(path)!r} given; it must not contain a null character")
         try:
             (path / "shards").mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -17,7 +17,7 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not strings.is_integer(value) or value < least:
         raise ValueError(f"{name}: {value!r} given; it must be an integer of at least {least}")
 
 
@@ -78,6 +78,11 @@ class TransformerConfig:
     readout_bias: bool = True
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if strings.is_integer(value):
+                # NumPy integers mean the same model: one hash, one JSON.
+                object.__setattr__(self, field.name, int(value))
         strings.check_length(self.length)
         for name, least in (("num_layers", 1), ("d_model", 1), ("num_heads", 1), ("d_mlp", 0)):
             _check_at_least(name, getattr(self, name), least)

@@ -151,7 +151,7 @@ def test_bad_arguments_are_named_at_the_call(function, name, kw, tmp_path):
 def test_a_table_beyond_memory_is_refused_at_the_call(monkeypatch):
     cfg = jaxsens.TransformerConfig(length=24, num_layers=1, d_model=2, num_heads=1, d_mlp=2)
     monkeypatch.setattr(memory, "bytes_available", lambda: 2**28)
-    with pytest.raises(ValueError, match=r"^length: 24 given; .* up to \d+ would$"):
+    with pytest.raises(ValueError, match=r"^length: 24 given; .* up to 23 would fit$"):
         jaxsens.sample(cfg, LAW, models=1)
     monkeypatch.setattr(memory, "bytes_available", lambda: None)
     memory.check_fits(jaxsens.transformer_model(cfg, LAW))
@@ -192,3 +192,35 @@ def test_uniform_transformers(length, models, reference_models, mean, zero, cons
     error = 5 * np.sqrt(variance * (1 / models + 1 / reference_models))
     assert abs(p["mean_sensitivity_over_n"].estimate - mean) < error
     assert summary.census["parity"] == (0, 0)
+
+
+def test_overflowing_models_are_no_fault_of_the_device():
+    # Logits near 1e60: float32 overflows, float64 does not, and the self-check must not refuse.
+    summary = jaxsens.sample(CFG, jaxsens.inits.uniform(1e15), models=40, keep="sums").summary
+    assert summary.models == 40
+
+
+def test_numpy_integers_are_integers():
+    cfg = jaxsens.TransformerConfig(np.int64(3), 1, np.int64(2), 1, 2)
+    plain = jaxsens.TransformerConfig(3, 1, 2, 1, 2)
+    a, b = (jaxsens.sample(c, LAW, models=np.int64(5), keep="sums").summary for c in (cfg, plain))
+    assert a == b
+
+
+@pytest.mark.parametrize("init", ["uniform", 3.0])
+def test_an_init_that_is_no_law_is_named(init):
+    with pytest.raises(ValueError, match="^init: "):
+        jaxsens.sample(CFG, init, models=2)
+
+
+@pytest.mark.parametrize(
+    ("apply", "words"),
+    [
+        (lambda w, bits: bits.astype(w.dtype), r"apply_fn: 2 strings give \(2, 3\)"),
+        (lambda w, bits: bits[:, 0] > 0, "apply_fn: bool logits"),
+        (3, "apply_fn: 3 given"),
+    ],
+)
+def test_an_apply_of_the_wrong_shape_is_refused(apply, words):
+    with pytest.raises(ValueError, match=words):
+        jaxsens.from_pair(lambda key: jax.random.normal(key, (3,)), apply, length=3, name="x")
