@@ -1,7 +1,6 @@
 """The plain forward pass against stored logits, a NumPy oracle and its own symmetries."""
 
 import dataclasses
-import itertools
 import json
 import math
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 import jaxsens as js
 from jaxsens import inits, strings
-from jaxsens.transformer import NormParams, array_shapes, layer_norm, num_parameters
 from jaxsens.transformer.forward import floats_per_string, rows_per_tile
 
 GOLDEN = Path(__file__).parents[1] / "data" / "transformer"
@@ -239,71 +237,6 @@ def test_bits_of_another_length_are_named():
         js.apply(CFG, draw(CFG), np.zeros(3, np.int32))
 
 
-# Layer norm.
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -11.0, 1e-30, 3e30])
-def test_layer_norm_of_a_constant_row_is_zero_with_zero_gradient(value):
-    row = jnp.full((3,), value, jnp.float32)
-    for norm in (layer_norm, jax.jit(layer_norm, static_argnums=2)):
-        np.testing.assert_array_equal(np.asarray(norm(row, None, 0.0)), np.zeros(3))
-    jacobian = np.asarray(jax.jacobian(lambda v: layer_norm(v, None, 0.0))(row))
-    np.testing.assert_array_equal(jacobian, np.zeros((3, 3)))
-
-
-def test_layer_norm_of_a_constant_row_keeps_the_shift():
-    affine = NormParams(scale=jnp.full((3,), 7.0), bias=jnp.asarray([1.0, 2.0, 3.0]))
-    out = layer_norm(jnp.full((3,), 0.1), affine, 0.0)
-    np.testing.assert_array_equal(np.asarray(out), [1.0, 2.0, 3.0])
-
-
-@pytest.mark.parametrize("bump", [[2e-6, 2e-6, 2e-6], [0.0, 0.0, 2e-6], [0.0, 1e-6, 2e-6]])
-def test_layer_norm_near_a_constant_row_is_finite(bump):
-    row = jnp.asarray(np.float32([-11, -11, -11]) + np.float32(bump))
-    out = np.asarray(layer_norm(row, None, 0.0))
-    jacobian = np.asarray(jax.jacobian(lambda v: layer_norm(v, None, 0.0))(row))
-    assert np.isfinite(out).all()
-    assert np.isfinite(jacobian).all()
-    assert np.abs(out).max() <= math.sqrt(2) * (1 + 1e-6)  # D - 1 is the most a squared entry has
-
-
-@pytest.mark.parametrize("exponent", range(-20, 16, 5))
-def test_layer_norm_forgets_the_scale(exponent):
-    v = np.float32([0.3, -1.7, 2.2, 0.9, -0.4])
-    whole = np.asarray(layer_norm(jnp.asarray(v), None, 0.0))
-    scaled = np.asarray(layer_norm(jnp.asarray(v * np.float32(10.0**exponent)), None, 0.0))
-    np.testing.assert_allclose(scaled, whole, rtol=1e-6, atol=1e-6)
-    exact = v.astype(np.float64)
-    np.testing.assert_allclose(whole, (exact - exact.mean()) / exact.std(), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("eps", [1e-12, 1e-5, 0.1, 10.0])
-def test_layer_norm_with_eps_is_the_formula(eps):
-    v = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
-    v[0] = 1.5
-    v[1] *= np.float32(1e-4)
-    scale, bias = np.float32([1, -2, 3, 0.5, 0]), np.float32([0, 1, 0, -1, 2])
-    affine = NormParams(scale=jnp.asarray(scale), bias=jnp.asarray(bias))
-    exact = v.astype(np.float64)
-    centred = exact - exact.mean(-1, keepdims=True)
-    expected = centred / np.sqrt(exact.var(-1, keepdims=True) + eps) * scale + bias
-    out = np.asarray(layer_norm(jnp.asarray(v), affine, eps))
-    np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
-    gradient = np.asarray(jax.grad(lambda x: jnp.sum(layer_norm(x, affine, eps) ** 3))(v))
-    assert np.isfinite(gradient).all()
-
-
-def test_layer_norm_gradient_is_the_formula():
-    with jax.enable_x64(True):
-        v = jnp.asarray(np.random.default_rng(1).normal(size=5))
-        for eps in (0.0, 0.1):
-            got = np.asarray(jax.jacobian(lambda x, eps=eps: layer_norm(x, None, eps))(v))
-            x = np.asarray(v)
-            root, c = math.sqrt(x.var() + eps), x - x.mean()
-            expected = (np.eye(5) - 1 / 5) / root - np.outer(c, c) / (5 * root**3)
-            np.testing.assert_allclose(got, expected, atol=1e-12)
-
-
 # What a change of the parameters does to the function.
 
 
@@ -377,109 +310,6 @@ def test_a_denormal_logit_is_a_tie_under_jit():
     assert np.asarray(params.readout.b) > 0
     positive = jax.jit(lambda p: js.truth_table_logits(CFG, p) > jnp.float32(0))(params)
     assert not np.asarray(positive).any()
-
-
-# Arrays in and out.
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"norm": "pre", "activation": "prelu"},
-        {"norm": "once", "positions": "none", "readout_bias": False},
-        {"norm": "none", "d_mlp": 0, "attention_bias": False},
-        {"norm": "pre", "d_mlp": 0, "mlp_bias": False},
-        {"num_layers": 11},
-    ],
-    ids=str,
-)
-def test_arrays_and_params_are_inverse(change):
-    cfg = dataclasses.replace(CFG, **change)
-    params = draw(cfg)
-    arrays = js.params_to_arrays(params)
-    assert {n: a.shape for n, a in arrays.items()} == array_shapes(cfg)
-    assert sum(a.size for a in arrays.values()) == num_parameters(cfg)
-    back = js.params_from_arrays(cfg, arrays)
-    assert jax.tree.structure(back) == jax.tree.structure(params)
-    for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(params), strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-
-
-def test_absent_biases_and_gains_have_their_defaults():
-    arrays = arrays_of(draw(CFG))
-    biases = ("bq", "bk", "bv", "bo", "b_in", "b_out", "bias", "b", "scale")
-    few = {n: a for n, a in arrays.items() if n.rsplit(".", 1)[-1] not in biases}
-    full = arrays_of(js.params_from_arrays(CFG, few))
-    assert full.keys() == arrays.keys()
-    for name in full.keys() - few.keys():
-        assert (full[name] == float(name.endswith("scale"))).all(), name
-
-
-def test_numpy_leaves_integers_and_dtypes():
-    arrays = arrays_of(draw(CFG))
-    params = js.params_from_arrays(CFG, arrays | {"readout.w": np.array([1, 0, -2, 3])})
-    assert params.readout.w.dtype == jnp.float32
-    numpy_leaves = jax.tree.map(np.asarray, params)
-    np.testing.assert_array_equal(
-        np.asarray(js.truth_table_logits(CFG, numpy_leaves)),  # not traced: NumPy inside
-        np.asarray(truth_table_logits(CFG, params)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layer7.wq": np.zeros(3)}, "'layer7.wq' given"),
-        ({"slope": np.zeros(3)}, "'slope' given"),
-        ({"layer0.wq": None}, r"'layer0.wq' \(4, 2, 2\) is missing"),
-        ({"readout.w": None}, r"'readout.w' \(4,\) is missing"),
-        ({"token_embedding": None}, r"'token_embedding' \(3, 4\) is missing"),
-        ({"readout.w": np.zeros((4, 1), np.float32)}, r"readout.w: shape \(4, 1\) .*be \(4,\)"),
-        ({"readout.b": np.zeros(1, np.float32)}, r"readout.b: shape \(1,\) .*be \(\)"),
-        ({"readout.w": np.zeros(4, np.float16)}, "dtypes .*float16.*float32"),
-    ],
-    ids=str,
-)
-def test_wrong_arrays_are_named_in_one_line(change, message):
-    arrays = {n: a for n, a in (arrays_of(draw(CFG)) | change).items() if a is not None}
-    with pytest.raises(ValueError, match=message) as caught:
-        js.params_from_arrays(CFG, arrays)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *itertools.product(["length"], [0, 31, True, -1, 2.0, "4", None]),
-        *itertools.product(["num_layers", "d_model", "num_heads"], [0, True, 1.5]),
-        *itertools.product(["d_mlp"], [-1, False, None]),
-        *itertools.product(["head_dim"], [0, 2.0]),
-        *itertools.product(["eps"], [-1, math.nan, math.inf, True, "0"]),
-        *itertools.product(["norm", "activation", "positions"], ["Post", None, 1]),
-        *itertools.product(["causal", "attention_bias", "mlp_bias"], [1, None]),
-        *itertools.product(["norm_affine", "readout_bias"], [0, "yes"]),
-    ],
-    ids=str,
-)
-def test_a_bad_config_is_named_in_one_line(name, value):
-    with pytest.raises(ValueError) as caught:
-        dataclasses.replace(CFG, **{name: value})
-    message = str(caught.value)
-    assert message.startswith(f"{name}: {value!r} given; it must be ")
-    assert "\n" not in message
-
-
-def test_heads_that_do_not_divide_the_width():
-    with pytest.raises(ValueError, match=r"^d_model: 9 is not divisible by num_heads = 2; .*$"):
-        js.TransformerConfig(4, 1, 9, 2, 4)
-    assert js.TransformerConfig(4, 1, 9, 2, 4, head_dim=3).key_dim == 3
-
-
-def test_config_is_hashable_and_frozen():
-    assert hash(CFG) == hash(dataclasses.replace(CFG))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        CFG.length = 5  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # The compiled program.
