@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxsens import threefry
 from jaxsens.transformer import params as parameters
 from jaxsens.transformer.config import TransformerConfig
 
@@ -63,6 +64,15 @@ class GroupLaw:
     kind: Kind = struct.field(pytree_node=False)
     fan: Fan = struct.field(pytree_node=False, default="none")
     residual: bool = struct.field(pytree_node=False, default=False)
+
+
+def _base_draw(key: jax.Array, total: int, dtype) -> Callable[[int, int], jax.Array]:
+    """The base draw of ``total`` numbers, as a function (start, count) to a piece of it."""
+    if dtype == jnp.float32 and threefry.is_counter_mode(key):
+        return lambda start, count: threefry.uniform(key, start, count)
+    low = np.nextafter(np.asarray(-1, dtype), np.asarray(0, dtype))
+    flat = jax.random.uniform(key, (total,), dtype, minval=low, maxval=1.0)
+    return lambda start, count: flat[start : start + count]
 
 
 def _matrix_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -130,15 +140,14 @@ class InitLaw:
             raise ValueError("draw: 'float64' given; it needs x64 mode (jax.enable_x64)")
         everything = parameters.all_array_shapes(cfg)
         sizes = [math.prod(shape) for shape in everything.values()]
-        # The open interval of jax.random.normal: -1 would be an infinite normal.
-        low = np.nextafter(np.asarray(-1, dtype), np.asarray(0, dtype))
-        flat = jax.random.uniform(key, (sum(sizes),), dtype, minval=low, maxval=1.0)
-        pieces = dict(zip(everything, jnp.split(flat, np.cumsum(sizes)[:-1]), strict=True))
+        starts = dict(zip(everything, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
+        base = _base_draw(key, sum(sizes), dtype)
         arrays = {}
         for name, shape in parameters.array_shapes(cfg).items():
             short = name.rsplit(".", 1)[-1]
             law = self.groups[_GROUP_OF[short]]
-            arrays[name] = _sample(law, short, shape, cfg, pieces[name]).astype(jnp.float32)
+            u = base(starts[name], math.prod(shape))
+            arrays[name] = _sample(law, short, shape, cfg, u).astype(jnp.float32)
         return parameters.build(cfg, arrays)
 
     def with_group(self, group: str, law: "InitLaw") -> "InitLaw":

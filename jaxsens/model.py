@@ -1,6 +1,7 @@
 """What the sampler samples: an (init, apply) pair on binary strings."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, struct
 
-from jaxsens import strings
+from jaxsens import engine, strings
 from jaxsens.inits import InitLaw
 from jaxsens.transformer.config import TransformerConfig
 from jaxsens.transformer.forward import apply as transformer_apply
-from jaxsens.transformer.forward import floats_per_string, rows_per_tile, truth_table_logits
+from jaxsens.transformer.forward import floats_per_string, rows_per_tile, tabulate
 
 
 @struct.dataclass
@@ -23,21 +24,34 @@ class Model:
     Attributes:
       law: pytree of swept numbers, handed to ``init_fn``; ``None`` where there are none.
       init_fn: ``(law, key) -> params``, pure; draws float32 parameters.
-      apply_fn: ``(params, bits)`` with int32 bits ``(S, length)`` to logits ``(S,)``.
-      table_fn: ``params -> logits (2**length,)`` in row order.
+      apply_fn: ``(params, bits)`` with int32 bits ``(S, length)`` to logits ``(S,)``: the plain
+        pass, by which close calls are settled.
+      table_fn: ``params -> (logits, trusted)``, the fastest way to the logits ``(2**length,)`` in
+        row order; where the bool ``trusted`` is False they may be wrong.
       length: number of bits.
       description: canonical JSON of what defines the model, ``law`` included; hashed into runs.
-      floats_per_string: working set of one string, in numbers; sets how many are evaluated at once.
+      floats_per_string: working set of one string in ``apply_fn``, in numbers; sets how many are
+        evaluated at once.
+      evaluation: what ``table_fn`` makes use of; recorded in the manifest.
+      work_per_string: cost of one string in ``table_fn``, in the unit of ``floats_per_string``.
     """
 
     law: Any
     init_fn: Callable[[Any, jax.Array], Any] = struct.field(pytree_node=False)
     apply_fn: Callable[[Any, jax.Array], jax.Array] = struct.field(pytree_node=False)
-    table_fn: Callable[[Any], jax.Array] = struct.field(pytree_node=False)
+    table_fn: Callable[[Any], tuple[jax.Array, jax.Array]] = struct.field(pytree_node=False)
     length: int = struct.field(pytree_node=False)
     description: str = struct.field(pytree_node=False)
     floats_per_string: int = struct.field(pytree_node=False)
+    evaluation: str = struct.field(pytree_node=False)
+    work_per_string: float = struct.field(pytree_node=False)
     draw: str = struct.field(pytree_node=False, default="float32")
+
+    def plain_table(self, params: Any) -> jax.Array:
+        """Logits ``(2**length,)`` in row order from ``apply_fn`` alone."""
+        return tabulate(
+            lambda bits: self.apply_fn(params, bits), self.length, self.floats_per_string
+        )
 
 
 # The callables below are frozen dataclasses, not closures: equal configs compare equal, so that a
@@ -61,9 +75,10 @@ class _TransformerApply:
 @dataclasses.dataclass(frozen=True)
 class _TransformerTable:
     cfg: TransformerConfig
+    tile_bits: int = engine.TILE_BITS
 
-    def __call__(self, params: Any) -> jax.Array:
-        return truth_table_logits(self.cfg, params)
+    def __call__(self, params: Any) -> tuple[jax.Array, jax.Array]:
+        return engine.trusted_table(self.cfg, params, self.tile_bits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,18 +90,16 @@ class _KeyOnly:
 
 
 @dataclasses.dataclass(frozen=True)
-class _TiledTable:
+class _PlainTable:
     apply_fn: Callable[[Any, jax.Array], jax.Array]
     length: int
-    tile: int
+    floats_per_string: int
 
-    def __call__(self, params: Any) -> jax.Array:
-        def logits_of_tile(start: jax.Array) -> jax.Array:
-            rows = start + jnp.arange(self.tile, dtype=jnp.int32)
-            return self.apply_fn(params, strings.strings_of_rows(rows, self.length))
-
-        starts = jnp.arange(0, 2**self.length, self.tile, dtype=jnp.int32)
-        return jax.lax.map(logits_of_tile, starts).reshape(-1)
+    def __call__(self, params: Any) -> tuple[jax.Array, jax.Array]:
+        logits = tabulate(
+            functools.partial(self.apply_fn, params), self.length, self.floats_per_string
+        )
+        return logits, jnp.bool_(True)
 
 
 def canonical_json(value: Any) -> str:
@@ -121,6 +134,8 @@ def transformer_model(cfg: TransformerConfig, init: InitLaw | Callable) -> Model
         length=cfg.length,
         description=canonical_json(description),
         floats_per_string=floats_per_string(cfg),
+        evaluation=engine.path_name(cfg),
+        work_per_string=engine.work_per_string(cfg),
         draw=draw,
     )
 
@@ -176,15 +191,16 @@ def from_pair(
         )
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise ValueError(f"apply_fn: {logits.dtype} logits returned; they must be floating")
-    tile = rows_per_tile(length, floats_per_string)
     return Model(
         law=None,
         init_fn=_KeyOnly(init_fn),
         apply_fn=apply_fn,
-        table_fn=_TiledTable(apply_fn, length, tile),
+        table_fn=_PlainTable(apply_fn, length, floats_per_string),
         length=length,
         description=canonical_json({"kind": "pair", "length": length, "name": name}),
         floats_per_string=floats_per_string,
+        evaluation="plain pass",
+        work_per_string=float(floats_per_string),
     )
 
 
@@ -219,7 +235,17 @@ def from_nnx(
     )
 
 
-def tables_at_once(model: Model) -> int:
-    """Models vmapped together: as many whole tables as one tile's budget holds, at least one."""
+def tables_at_once(model: Model, platform: str) -> int:
+    """Models vmapped together: as many as fill the device without leaving its fast memory.
+
+    A CPU core is busy with one table of the engine, and small products are slow in batches. The
+    plain pass takes as many whole tables as one tile's budget holds, at least one. An accelerator
+    wants many.
+    """
+    if platform != "cpu":
+        numbers = 1 << 26
+        return max(1, numbers // (model.floats_per_string << min(model.length, 12)))
+    if model.evaluation != "plain pass":
+        return 1
     budget = rows_per_tile(strings.MAX_LENGTH, model.floats_per_string)
     return max(1, budget >> model.length)

@@ -14,6 +14,8 @@ import numpy as np
 WORD_BITS = 32
 #: Row numbers and counts of rows are int32 on the device.
 MAX_LENGTH = 30
+#: Strings that are probed, not enumerated, may be as long as this.
+MAX_STRING = 2**16
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -21,11 +23,21 @@ def is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def check_length(n: int) -> int:
-    """Returns ``n`` as an int; raises ``ValueError`` unless ``1 <= n <= 30``."""
-    if not is_integer(n) or not 1 <= n <= MAX_LENGTH:
-        raise ValueError(f"length: {n!r} given; it must be an integer from 1 to {MAX_LENGTH}")
+def check_length(n: int, most: int = MAX_LENGTH) -> int:
+    """Returns ``n`` as an int; raises ``ValueError`` unless ``1 <= n <= most``."""
+    if not is_integer(n) or not 1 <= n <= most:
+        raise ValueError(f"length: {n!r} given; it must be an integer from 1 to {most}")
     return int(n)
+
+
+def check_enumerable(n: int) -> int:
+    """Returns ``n`` as an int; raises ``ValueError`` where no table of all strings is made."""
+    if is_integer(n) and n > MAX_LENGTH:
+        raise ValueError(
+            f"length: {n!r} given; a table of all strings is made up to {MAX_LENGTH}; "
+            "decide K_0 >= 1 by witnesses instead (jaxsens.decide)"
+        )
+    return check_length(n)
 
 
 def all_strings(n: int, dtype=np.int32) -> np.ndarray:

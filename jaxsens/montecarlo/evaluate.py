@@ -1,4 +1,4 @@
-"""A range of indices to per-model integers, with every close call settled in float64."""
+"""Models to integers: the fast path for all, the plain pass in float64 for what is close."""
 
 import math
 from typing import NamedTuple
@@ -7,27 +7,21 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxsens.model import Model, tables_at_once
-from jaxsens.montecarlo import keys
+from jaxsens.model import Model
+from jaxsens.montecarlo import keys, settle
+from jaxsens.montecarlo.execution import CALL_BUDGET, MAX_CHUNKS, Execution, plan_execution
 from jaxsens.montecarlo.outcome import Outcome, outcomes
-from jaxsens.strings import is_integer
+from jaxsens.montecarlo.settle import DECIDED, NUDGE, UNDECIDED, UNRESOLVED
 
-# Work per compiled call, in units of 64 operations per number that a string keeps alive: seconds.
-_CALL_BUDGET = 1 << 26
-_CALLS_PER_CHUNK = 8
-_MAX_BATCH = 1 << 14
-#: Most shard files that a run is cut into by default.
-MAX_CHUNKS = 4096
+__all__ = ["DECIDED", "MAX_CHUNKS", "NUDGE", "UNDECIDED", "UNRESOLVED", "Execution"]
+__all__ += ["ModelArrays", "evaluate_range", "plan_execution"]
+
 # The screen is wider than the tolerance, so that who is undecided is settled by float64 margins,
 # which do not depend on batch or device.
 _SCREEN = 2.0
-#: Relative change of the parameters that a settled table must survive: 256 float64 roundings.
-NUDGE = 2.0**-44
-#: Models in one float64 call; close calls are rare and come in small numbers.
+#: Models in one call of the plain pass; the models that need it are few.
 RECHECK_BATCH = 8
 _CHECKED_MODELS = 64
-
-DECIDED, UNDECIDED, UNRESOLVED = 0, 1, 2
 
 
 class ModelArrays(NamedTuple):
@@ -51,58 +45,19 @@ class ModelArrays(NamedTuple):
     status: np.ndarray
 
 
-class Execution(NamedTuple):
-    """How a run is computed. Never part of what it means.
+class Evaluated(NamedTuple):
+    """What an evaluation returns.
 
     Attributes:
-      mesh: devices the models are split over.
-      batch: models in one compiled call.
-      chunk: models in one shard file, the unit that is saved.
-      width: models vmapped together.
+      models: the integers.
+      untrusted: number of models whose whole table came from the plain pass, since the fast path
+        did not vouch for it or a logit was not finite.
+      many_close: number of those where more than a quarter of the strings were close calls.
     """
 
-    mesh: Mesh
-    batch: int
-    chunk: int
-    width: int
-
-
-def plan_execution(
-    model: Model,
-    models: int,
-    *,
-    chunk: int | None = None,
-    batch: int | None = None,
-    devices: int | None = None,
-) -> Execution:
-    """Chooses batch and chunk from the cost of a model, unless given.
-
-    The choice depends on the model and the number of models only, so that an interrupted run and an
-    undisturbed one are cut into the same files.
-
-    Raises:
-      ValueError: a number is not a positive integer, or there are fewer devices.
-    """
-    for name, value in (("chunk", chunk), ("batch", batch), ("devices", devices)):
-        if value is not None and not (is_integer(value) and value >= 1):
-            raise ValueError(f"{name}: {value!r} given; it must be an integer of at least 1")
-    present = jax.devices()
-    if devices is not None and devices > len(present):
-        raise ValueError(
-            f"devices: {devices} given; there are {len(present)} "
-            "(on the CPU set more with --cpu-devices or jax_num_cpu_devices)"
-        )
-    mesh = Mesh(np.asarray(present[:devices]), ("models",))
-    cost = model.floats_per_string * 2**model.length
-    by_cost = min(_MAX_BATCH, _power_of_two(_CALL_BUDGET / cost))
-    if chunk is None:
-        chunk = max(_CALLS_PER_CHUNK * by_cost, _power_of_two(models / MAX_CHUNKS))
-    batch = min(by_cost if batch is None else batch, chunk)
-    return Execution(mesh, batch, chunk, min(tables_at_once(model), math.ceil(batch / mesh.size)))
-
-
-def _power_of_two(x: float) -> int:
-    return 1 << math.ceil(math.log2(max(x, 1)))
+    models: ModelArrays
+    untrusted: int
+    many_close: int
 
 
 class _Calls(NamedTuple):
@@ -114,6 +69,8 @@ class _Calls(NamedTuple):
     width: int
     mesh: Mesh
     dtype: str
+    screen: float = 0.0
+    plain: bool = False
 
     def __call__(self, index: np.ndarray, nudge: float = 0.0) -> Outcome:
         """Outcomes of models ``index`` (uint64), in batches padded to one shape."""
@@ -144,14 +101,11 @@ class _Calls(NamedTuple):
             dtype=self.dtype,
             width=width,
             mesh=self.mesh,
+            screen=self.screen,
             nudge=nudge,
+            plain=self.plain,
         )
         return Outcome(*(a[: len(block)] for a in result))
-
-
-def _below(outcome: Outcome, tolerance: float) -> np.ndarray:
-    # `not >` rather than `<=`: an all-zero or non-finite table is below every tolerance.
-    return ~(outcome.smallest > tolerance * outcome.largest)
 
 
 def evaluate_range(
@@ -163,41 +117,62 @@ def evaluate_range(
     *,
     tolerance: float,
     dtype: str = "float32",
-) -> ModelArrays:
-    """Per-model integers of the models with indices ``start <= i < stop``."""
+) -> Evaluated:
+    """:func:`evaluate_indices` of the models with indices ``start <= i < stop``."""
     index = np.uint64(start) + np.arange(stop - start, dtype=np.uint64)
-    calls = _Calls(model, seed, execution.batch, execution.width, execution.mesh, dtype)
-    result = Outcome(*(np.array(column) for column in calls(index)))
-    result = result._replace(
-        smallest=result.smallest.astype(np.float64), largest=result.largest.astype(np.float64)
+    return evaluate_indices(model, seed, index, execution, tolerance=tolerance, dtype=dtype)
+
+
+def evaluate_indices(
+    model: Model,
+    seed: int,
+    index: np.ndarray,
+    execution: Execution,
+    *,
+    tolerance: float,
+    dtype: str = "float32",
+) -> Evaluated:
+    """Per-model integers of the models with the given indices (uint64).
+
+    The fast path tells the sign of every string and which are close calls. Those are evaluated
+    again one by one, in float64 by the plain pass, and the table is corrected where a sign
+    differs. Where the fast path does not vouch for its logits, or more than a quarter of them are
+    close (ties), the plain pass does the whole table.
+    """
+    fast = _Calls(
+        model, seed, execution.batch, execution.width, execution.mesh, dtype, _SCREEN * tolerance
     )
-    close = np.flatnonzero(_below(result, _SCREEN * tolerance))
-    status = np.full(len(index), DECIDED, np.uint8)
-    exact = calls._replace(dtype="float64")
-    if len(close):
-        # Many close calls (a law with ties) are worth the wide batch, few are not.
-        if len(close) < execution.batch // 2:
-            exact = exact._replace(size=RECHECK_BATCH, width=1)
-        if dtype == "float32":
-            for column, settled in zip(result, exact(index[close]), strict=True):
-                column[close] = settled
-        close = close[_below(Outcome(*(column[close] for column in result)), tolerance)]
-        status[close] = UNDECIDED
-    if len(close):
-        # To first order a string within reach of rounding changes sign under one of the two.
-        stable = result.finite[close]
-        for nudge in (NUDGE, -NUDGE):
-            moved = exact(index[close], nudge)
-            stable &= np.all(moved.fingerprint == result.fingerprint[close], axis=-1)
-        status[close[~stable]] = UNRESOLVED
-    lanes = result.fingerprint.astype(np.uint64)
-    return ModelArrays(
-        profile=result.profile,
-        ones=result.ones,
+    exact = fast._replace(size=RECHECK_BATCH, width=1, dtype="float64", plain=True)
+    found = Outcome(*(np.array(column) for column in fast(index)))
+    close = np.sum(np.bitwise_count(found.close), axis=-1, dtype=np.int64)
+    untrusted = ~(found.finite & found.trusted)
+    many = ~untrusted & (4 * close > 2**model.length)
+    settled = settle.Settled(
+        profile=found.profile,
+        ones=found.ones,
+        fingerprint=found.fingerprint,
+        smallest=found.smallest.astype(np.float64),
+        status=np.full(len(index), settle.DECIDED, np.uint8),
+    )
+    single = np.flatnonzero(~untrusted & ~many & (close > 0))
+    if len(single):
+        settle.single_strings(model, seed, index, found, single, settled, execution.mesh, tolerance)
+    whole = np.flatnonzero(untrusted | many)
+    if len(whole):
+        # Many of them (a law with ties) are worth the wide batch, few are not.
+        if len(whole) >= execution.batch // 2:
+            exact = exact._replace(size=execution.batch, width=execution.width)
+        settle.whole_tables(exact, index, whole, settled, tolerance)
+    lanes = settled.fingerprint.astype(np.uint64)
+    largest32 = np.finfo(np.float32).max
+    models = ModelArrays(
+        profile=settled.profile,
+        ones=settled.ones,
         fingerprint=(lanes[:, 1] << np.uint64(32)) | lanes[:, 0],
-        smallest_logit=np.minimum(result.smallest, np.finfo(np.float32).max).astype(np.float32),
-        status=status,
+        smallest_logit=np.minimum(settled.smallest, largest32).astype(np.float32),
+        status=settled.status,
     )
+    return Evaluated(models, int(untrusted.sum()), int(many.sum()))
 
 
 def self_check(
@@ -213,15 +188,24 @@ def self_check(
     """
     count = min(_CHECKED_MODELS, stop - start)
     if execution.mesh.devices.flat[0].platform == "cpu":
-        affordable = _CALL_BUDGET // 4 // (model.floats_per_string * 2**model.length)
+        affordable = CALL_BUDGET // 16 // (model.floats_per_string * 2**model.length)
         count = min(count, max(RECHECK_BATCH, affordable))
     index = np.uint64(start) + np.arange(count, dtype=np.uint64)
-    fast = _Calls(model, seed, execution.batch, execution.width, execution.mesh, "float32")(index)
+    calls = _Calls(
+        model,
+        seed,
+        execution.batch,
+        execution.width,
+        execution.mesh,
+        "float32",
+        _SCREEN * tolerance,
+    )
+    fast = calls(index)
     cpu = Mesh(np.asarray(jax.devices("cpu")[:1]), ("models",))
-    exact = _Calls(model, seed, RECHECK_BATCH, 1, cpu, "float64")(index)
-    differs = np.any(fast.fingerprint != exact.fingerprint, axis=-1) & ~_below(exact, tolerance)
-    # What float32 cannot decide is settled in float64 anyway.
-    differs &= fast.finite & ~_below(fast, _SCREEN * tolerance)
+    exact = _Calls(model, seed, RECHECK_BATCH, 1, cpu, "float64", plain=True)(index)
+    # What is close in float32 is settled in float64 anyway.
+    differs = np.any((fast.table ^ exact.table) & ~fast.close, axis=-1)
+    differs &= fast.finite & fast.trusted & ~settle.below(exact.smallest, exact.largest, tolerance)
     if differs.any():
         row = int(np.flatnonzero(differs)[0])
         raise ValueError(

@@ -4,6 +4,7 @@ import os
 
 import jax
 
+from jaxsens import strings
 from jaxsens.model import Model
 from jaxsens.transformer.forward import rows_per_tile
 
@@ -34,14 +35,14 @@ def bytes_available() -> int | None:
 
 
 def check_fits(model: Model) -> None:
-    """Raises ``ValueError`` if one model does not fit into the host's memory."""
+    """Raises ``ValueError`` if one model's table does not fit into the host's memory."""
+    strings.check_enumerable(model.length)
     (table, rest), available = bytes_needed(model), bytes_available()
     if available is None or table + rest <= available:
         return
     needs = f"{(table + rest) / 2**30:.4g} GiB, {available / 2**30:.4g} GiB of memory are free"
     if table > rest:
-        strings = max(1, (available - rest) // _BYTES_PER_STRING)
-        fits = strings.bit_length() - 1
+        fits = max(1, (available - rest) // _BYTES_PER_STRING).bit_length() - 1
         raise ValueError(
             f"length: {model.length} given; a table of 2**{model.length} strings needs {needs}; "
             f"up to {fits} would fit"

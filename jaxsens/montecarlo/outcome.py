@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,10 @@ from jaxsens.inits import InitLaw
 from jaxsens.model import Model
 from jaxsens.montecarlo.keys import key_of_parts
 
+# Models drawn in one vectorised step, and strings whose answers may wait to be counted.
+_DRAWN_TOGETHER = 32
+_WAITING_BITS = 1 << 21
+
 
 class Outcome(NamedTuple):
     """What one model computes; a leading axis runs over models.
@@ -22,32 +27,68 @@ class Outcome(NamedTuple):
       profile: int32 ``(n + 1,)``, number of strings of each sensitivity.
       ones: int32 ``()``, number of strings answered 1.
       fingerprint: uint32 ``(2,)``, :func:`jaxsens.sensitivity.table_hash`.
+      table: uint32 words, the answers (:func:`jaxsens.strings.pack`).
+      close: uint32 words, the strings with ``|logit|`` not above the screen times the largest.
       smallest: smallest ``|logit|`` over all strings; 0 where a logit is not finite.
       largest: largest finite ``|logit|``.
+      peak: int32 ``()``, a row with the largest ``|logit|``.
       finite: bool, every logit is finite.
+      trusted: bool, the fast path vouches for its logits.
     """
 
     profile: Any
     ones: Any
     fingerprint: Any
+    table: Any
+    close: Any
     smallest: Any
     largest: Any
+    peak: Any
     finite: Any
+    trusted: Any
 
 
-def outcome_of_logits(logits: jax.Array, n: int) -> Outcome:
-    """Packs the signs of ``(2**n,)`` logits (1 iff > 0) and counts."""
-    words = strings.pack(logits > 0)
+class _Signs(NamedTuple):
+    """The part of an :class:`Outcome` that is read off the logits."""
+
+    table: jax.Array
+    close: jax.Array
+    smallest: jax.Array
+    largest: jax.Array
+    peak: jax.Array
+    finite: jax.Array
+    trusted: jax.Array
+
+
+def _signs(logits: jax.Array, trusted: jax.Array, screen: jax.Array) -> _Signs:
     finite = jnp.isfinite(logits)
     size = jnp.where(finite, jnp.abs(logits), jnp.zeros_like(logits))
-    return Outcome(
-        profile=sensitivity.profile_packed(words, n),
-        ones=sensitivity.ones_packed(words),
-        fingerprint=sensitivity.table_hash(words),
+    largest = jnp.max(size)
+    # `not >` rather than `<=`: in an all-zero table every string is close.
+    close = ~(size > jnp.broadcast_to(screen.astype(size.dtype) * largest, size.shape))
+    return _Signs(
+        table=strings.pack(logits > 0),
+        close=strings.pack(close),
         smallest=jnp.min(size),
-        largest=jnp.max(size),
+        largest=largest,
+        peak=jnp.argmax(size).astype(jnp.int32),
         finite=jnp.all(finite),
+        trusted=trusted,
     )
+
+
+def counts_of_words(words: jax.Array, n: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Profile, number of ones and fingerprint of packed tables ``(..., words)``."""
+    return (
+        sensitivity.profile_packed(words, n),
+        sensitivity.ones_packed(words),
+        sensitivity.table_hash(words),
+    )
+
+
+def _outcome(signs: _Signs, n: int) -> Outcome:
+    profile, ones, fingerprint = counts_of_words(signs.table, n)
+    return Outcome(profile, ones, fingerprint, *signs)
 
 
 def cast(params: object, dtype: str) -> object:
@@ -73,64 +114,101 @@ def nudged(params: object, nudge: jax.Array) -> object:
     return jax.tree.unflatten(tree, [leaf(i, x) for i, x in enumerate(leaves)])
 
 
-def _draw(model: Model, seed: jax.Array, high: jax.Array, low: jax.Array) -> object:
+def draw(model: Model, seed: jax.Array, high: jax.Array, low: jax.Array) -> object:
+    """The parameters of one model: root seed and the halves of its index, uint32 scalars."""
     return model.init_fn(model.law, key_of_parts(seed, high, low))
 
 
-_draw_one = jax.jit(_draw)
+_draw_one = jax.jit(draw)
 
 
-def _outcome(model: Model, params: object, dtype: str) -> Outcome:
-    # Whatever follows the draw, the drawn numbers must not be re-derived inside it.
-    params = jax.lax.optimization_barrier(params)
-    return outcome_of_logits(model.table_fn(cast(params, dtype)), model.length)
-
-
-def _in_groups(function, width: int, *arrays):
+def in_groups(function, width: int, *arrays):
     """Maps over the leading axis: sequentially over groups, vmapped over ``width`` inside one."""
+    if width == 1:
+        return jax.lax.map(lambda row: function(*row), arrays)
     grouped = jax.tree.map(lambda a: a.reshape(-1, width, *a.shape[1:]), arrays)
     result = jax.lax.map(lambda group: jax.vmap(function)(*group), grouped)
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), result)
 
 
-def _over_devices(function, mesh: Mesh, num_arrays: int):
-    """Splits the leading axis of the last ``num_arrays`` arguments over the devices of ``mesh``."""
+def over_devices(function, mesh: Mesh, num_shared: int, num_split: int):
+    """Splits the leading axis of the last ``num_split`` arguments over the devices of ``mesh``."""
     split = PartitionSpec(mesh.axis_names[0])
-    specs = (PartitionSpec(), PartitionSpec(), *(split for _ in range(num_arrays)))
+    specs = (*(PartitionSpec() for _ in range(num_shared)), *(split for _ in range(num_split)))
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
 
 
+def _drawn_together(models: int, width: int, n: int) -> int:
+    """Models whose parameters are drawn, and whose tables are counted, in one vectorised step.
+
+    Both are cheap for each model and dear to dispatch; the tables of a group wait in memory.
+    """
+    group = math.gcd(models, max(1, min(_DRAWN_TOGETHER, _WAITING_BITS >> n)))
+    return group if group % width == 0 else width
+
+
 @functools.partial(jax.jit, static_argnames=("width", "mesh"))
-def _fused(model: Model, seed, high, low, *, width: int, mesh: Mesh) -> Outcome:
-    def on_device(model, seed, high, low):
-        def one(high, low):
-            return _outcome(model, _draw(model, seed, high, low), "float32")
+def _fused(model: Model, seed, screen, high, low, *, width: int, mesh: Mesh) -> Outcome:
+    n = model.length
 
-        return _in_groups(one, width, high, low)
+    def one(params, screen) -> _Signs:
+        return _signs(*model.table_fn(cast(params, "float32")), screen)
 
-    return _over_devices(on_device, mesh, 2)(model, seed, high, low)
+    def on_device(model, seed, screen, high, low):
+        group = _drawn_together(high.shape[0], width, n)
+
+        def some(high, low) -> Outcome:
+            params = jax.vmap(lambda hi, lo: draw(model, seed, hi, lo))(high, low)
+            # Whatever follows the draw, the drawn numbers must not be re-derived inside it.
+            params = jax.lax.optimization_barrier(params)
+            return _outcome(in_groups(lambda p: one(p, screen), width, params), n)
+
+        rows = [a.reshape(-1, group) for a in (high, low)]
+        result = jax.lax.map(lambda row: some(*row), tuple(rows))
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), result)
+
+    return over_devices(on_device, mesh, 3, 2)(model, seed, screen, high, low)
 
 
 @functools.partial(jax.jit, static_argnames=("mesh",))
 def _draw_batch(model: Model, seed, high, low, *, mesh: Mesh):
     def on_device(model, seed, high, low):
-        return jax.vmap(lambda hi, lo: _draw(model, seed, hi, lo))(high, low)
+        return jax.vmap(lambda hi, lo: draw(model, seed, hi, lo))(high, low)
 
-    return _over_devices(on_device, mesh, 2)(model, seed, high, low)
-
-
-@functools.partial(jax.jit, static_argnames=("dtype", "width", "mesh"))
-def _evaluate_batch(model: Model, params, nudge, *, dtype: str, width: int, mesh: Mesh) -> Outcome:
-    def on_device(model, nudge, params):
-        def one(params):
-            return _outcome(model, nudged(cast(params, dtype), nudge), dtype)
-
-        return _in_groups(one, width, params)
-
-    return _over_devices(on_device, mesh, 1)(model, nudge, params)
+    return over_devices(on_device, mesh, 2, 2)(model, seed, high, low)
 
 
-def _unnamed(model: Model) -> Model:
+@functools.partial(jax.jit, static_argnames=("width", "mesh", "plain"))
+def _evaluate_batch(
+    model: Model, params, nudge, screen, *, width: int, mesh: Mesh, plain: bool
+) -> Outcome:
+    def on_device(model, nudge, screen, params):
+        def one(params) -> Outcome:
+            params = nudged(cast(params, nudge.dtype), nudge)
+            if plain:
+                logits, trusted = model.plain_table(params), jnp.bool_(True)
+            else:
+                logits, trusted = model.table_fn(params)
+            return _outcome(_signs(logits, trusted, screen), model.length)
+
+        return in_groups(one, width, params)
+
+    return over_devices(on_device, mesh, 3, 1)(model, nudge, screen, params)
+
+
+@functools.partial(jax.jit, static_argnames=("mesh",))
+def _evaluate_rows(model: Model, params, rows, nudge, *, mesh: Mesh) -> jax.Array:
+    def on_device(model, nudge, params, rows):
+        def one(params, rows) -> jax.Array:
+            params = nudged(cast(params, nudge.dtype), nudge)
+            return model.apply_fn(params, strings.strings_of_rows(rows, model.length))
+
+        return in_groups(one, 1, params, rows)
+
+    return over_devices(on_device, mesh, 2, 2)(model, nudge, params, rows)
+
+
+def unnamed(model: Model) -> Model:
     """The model without the texts that describe it: they hold the law's numbers.
 
     As static parts of the model they would compile every number of a sweep anew.
@@ -150,7 +228,9 @@ def outcomes(
     dtype: str,
     width: int,
     mesh: Mesh,
+    screen: float = 0.0,
     nudge: float = 0.0,
+    plain: bool = False,
 ) -> Outcome:
     """Outcomes of the models with the given indices, as NumPy arrays.
 
@@ -163,23 +243,81 @@ def outcomes(
         both and then cast.
       width: models vmapped together; the groups run one after another on each device.
       mesh: one-dimensional device mesh over which the models are split.
-      nudge: relative change of the parameters, float64 only (:func:`nudged`).
+      screen: margin, relative to a model's largest ``|logit|``, up to which a string is close.
+      nudge: relative change of the parameters (:func:`nudged`).
+      plain: by the plain pass alone.
     """
-    root, model = np.uint32(seed), _unnamed(model)
-    if dtype == "float32" and model.draw == "float32":
+    root, model = np.uint32(seed), unnamed(model)
+    if dtype == "float32" and model.draw == "float32" and not plain and not nudge:
         with jax.enable_x64(False):
-            return jax.device_get(_fused(model, root, high, low, width=width, mesh=mesh))
-    with jax.enable_x64(model.draw == "float64"):
-        params = _draw_batch(model, root, high, low, mesh=mesh)
+            screen32 = np.float32(screen)
+            return jax.device_get(_fused(model, root, screen32, high, low, width=width, mesh=mesh))
+    params = draw_params(model, seed, high, low, mesh=mesh)
     with jax.enable_x64(dtype == "float64"):
         result = _evaluate_batch(
-            model, params, np.asarray(nudge, dtype), dtype=dtype, width=width, mesh=mesh
+            model,
+            params,
+            np.asarray(nudge, dtype),
+            np.asarray(screen, dtype),
+            width=width,
+            mesh=mesh,
+            plain=plain,
         )
         return jax.device_get(result)
+
+
+def draw_params(model: Model, seed: int, high: np.ndarray, low: np.ndarray, *, mesh: Mesh):
+    """The parameters of the models with the given indices, stacked, on the devices of ``mesh``."""
+    with jax.enable_x64(model.draw == "float64"):
+        return _draw_batch(unnamed(model), np.uint32(seed), high, low, mesh=mesh)
+
+
+def logits_of_rows(
+    model: Model,
+    params: Any,
+    rows: np.ndarray,
+    *,
+    mesh: Mesh,
+    nudge: float = 0.0,
+) -> np.ndarray:
+    """Float64 logits of single strings by the plain pass.
+
+    Args:
+      model: what is sampled.
+      params: parameters of B models, as of :func:`draw_params`.
+      rows: int32 ``(B, C)``, rows of the truth table of each.
+      mesh: devices; their number divides B.
+      nudge: relative change of the parameters.
+
+    Returns:
+      float64 ``(B, C)``.
+    """
+    with jax.enable_x64(True):
+        result = _evaluate_rows(unnamed(model), params, rows, np.float64(nudge), mesh=mesh)
+        return jax.device_get(result)
+
+
+@functools.partial(jax.jit, static_argnames=("n",))
+def _recount(words, n: int):
+    return counts_of_words(words, n)
+
+
+def recounted(words: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Profile, number of ones and fingerprint of packed tables on the host."""
+    with jax.enable_x64(False):
+        return jax.device_get(_recount(words, n))
 
 
 def regenerate_params(model: Model, seed: int, index: int) -> object:
     """The parameters of one model, bit for bit those of the run: a pytree of float32 arrays."""
     with jax.enable_x64(model.draw == "float64"):
         high, low = np.uint32(index >> 32), np.uint32(index & 0xFFFFFFFF)
-        return _draw_one(_unnamed(model), np.uint32(seed), high, low)
+        return _draw_one(unnamed(model), np.uint32(seed), high, low)
+
+
+# TEMPORARY until witness.py uses the public names.
+_unnamed, _draw, _in_groups = unnamed, draw, in_groups
+
+
+def _over_devices(function, mesh, num_split):
+    return over_devices(function, mesh, 2, num_split)

@@ -1,5 +1,6 @@
 """The sampler: a host loop over chunks of one compiled shape."""
 
+import collections
 import json
 import os
 import pathlib
@@ -134,8 +135,10 @@ def _plan(
     return _Plan(model, seed, start, stop, tolerance, dtype, keep, planned, config)  # pyright: ignore[reportArgumentType]
 
 
-def _chunks(plan: _Plan, done: list[tuple[int, int]]) -> Iterator[shards.Shard]:
-    """Computes what is missing, a shard at a time."""
+def _chunks(
+    plan: _Plan, done: list[tuple[int, int]], fallbacks: collections.Counter[str]
+) -> Iterator[shards.Shard]:
+    """Computes what is missing, a shard at a time; counts whole tables of the plain pass."""
     missing = shards.missing_ranges(done, plan.start, plan.stop, plan.execution.chunk)
     if missing and plan.dtype == "float32":
         start, stop = missing[0]
@@ -143,7 +146,7 @@ def _chunks(plan: _Plan, done: list[tuple[int, int]]) -> Iterator[shards.Shard]:
             plan.model, plan.seed, start, stop, plan.execution, tolerance=plan.tolerance
         )
     for start, stop in missing:
-        arrays = evaluate.evaluate_range(
+        evaluated = evaluate.evaluate_range(
             plan.model,
             plan.seed,
             start,
@@ -152,7 +155,10 @@ def _chunks(plan: _Plan, done: list[tuple[int, int]]) -> Iterator[shards.Shard]:
             tolerance=plan.tolerance,
             dtype=plan.dtype,
         )
-        yield shards.make_shard(start, arrays, plan.model.length, keep_models=plan.keep == "models")
+        fallbacks.update(untrusted=evaluated.untrusted, many_close=evaluated.many_close)
+        yield shards.make_shard(
+            start, evaluated.models, plan.model.length, keep_models=plan.keep == "models"
+        )
 
 
 def _loop(plan: _Plan, run: Run | None, kept: list[shards.Shard]) -> Iterator[Progress]:
@@ -165,7 +171,8 @@ def _loop(plan: _Plan, run: Run | None, kept: list[shards.Shard]) -> Iterator[Pr
     missing = shards.missing_ranges(done, plan.start, plan.stop, plan.execution.chunk)
     wanted, finished = sum(b - a for a, b in missing), 0
     yield Progress(held, 0, wanted, 0.0, summary)
-    for shard in _chunks(plan, done):
+    fallbacks: collections.Counter[str] = collections.Counter()
+    for shard in _chunks(plan, done, fallbacks):
         if run is not None:
             run.write(shard)
         elif plan.keep == "models":
@@ -177,7 +184,7 @@ def _loop(plan: _Plan, run: Run | None, kept: list[shards.Shard]) -> Iterator[Pr
             run.write_progress(**_progress_values(progress))
         yield progress
     if run is not None:
-        run.record(summary, _execution_values(plan))
+        run.record(summary, _execution_values(plan, fallbacks))
 
 
 def _progress_values(progress: Progress) -> dict[str, Any]:
@@ -191,7 +198,7 @@ def _progress_values(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _execution_values(plan: _Plan) -> dict[str, Any]:
+def _execution_values(plan: _Plan, fallbacks: collections.Counter[str]) -> dict[str, Any]:
     devices = [str(d) for d in plan.execution.mesh.devices.flat]
     return {
         "devices": devices,
@@ -199,7 +206,12 @@ def _execution_values(plan: _Plan) -> dict[str, Any]:
         "batch": plan.execution.batch,
         "chunk": plan.execution.chunk,
         "keep": plan.keep,
-        "evaluation": "plain forward pass over tiles of strings",
+        "evaluation": plan.model.evaluation,
+        # Of the last call that computed anything: models whose whole table the plain pass gave.
+        "plain_pass": {
+            "untrusted": fallbacks["untrusted"],
+            "many_close_strings": fallbacks["many_close"],
+        },
     }
 
 

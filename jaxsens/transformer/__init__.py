@@ -3,7 +3,7 @@
 from jaxsens.transformer.config import TransformerConfig as TransformerConfig
 from jaxsens.transformer.forward import apply as apply
 from jaxsens.transformer.forward import layer_norm as layer_norm
-from jaxsens.transformer.forward import truth_table_logits as truth_table_logits
+from jaxsens.transformer.forward import plain_truth_table_logits as plain_truth_table_logits
 from jaxsens.transformer.params import LayerParams as LayerParams
 from jaxsens.transformer.params import NormParams as NormParams
 from jaxsens.transformer.params import ReadoutParams as ReadoutParams

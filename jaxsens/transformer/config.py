@@ -41,7 +41,7 @@ class TransformerConfig:
     constant row gives 0 before scale and bias, with zero gradient.
 
     Attributes:
-      length: Number N of bits of a string, 1 to 30.
+      length: Number N of bits of a string, 1 to 65536; tables of all strings are made up to 30.
       num_layers: Number L of layers.
       d_model: Width D of the residual stream.
       num_heads: Number H of attention heads.
@@ -83,7 +83,7 @@ class TransformerConfig:
             if strings.is_integer(value):
                 # NumPy integers mean the same model: one hash, one JSON.
                 object.__setattr__(self, field.name, int(value))
-        strings.check_length(self.length)
+        strings.check_length(self.length, strings.MAX_STRING)
         for name, least in (("num_layers", 1), ("d_model", 1), ("num_heads", 1), ("d_mlp", 0)):
             _check_at_least(name, getattr(self, name), least)
         if self.head_dim is not None:

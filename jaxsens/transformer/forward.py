@@ -3,7 +3,9 @@
 Every contraction states ``precision=HIGHEST``: TF32 or bfloat16 products flip signs near 0.
 """
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -181,17 +183,24 @@ def floats_per_string(cfg: TransformerConfig) -> int:
     return t * (2 * cfg.d_model + 3 * heads * cfg.key_dim + heads * t + cfg.d_mlp)
 
 
-def truth_table_logits(cfg: TransformerConfig, params: TransformerParams) -> jax.Array:
-    """Logits on every string, ``(2**length,)``, in row order.
+def plain_truth_table_logits(cfg: TransformerConfig, params: TransformerParams) -> jax.Array:
+    """Logits on every string, ``(2**length,)``, in row order, by the plain pass.
 
     Equal to ``apply(cfg, params, all_strings(length))`` up to rounding, in tiles of strings whose
-    temporaries stay in cache.
+    temporaries stay in cache. The engine (:mod:`jaxsens.engine`) is held against it.
     """
-    tile = rows_per_tile(cfg.length, floats_per_string(cfg))
+    return tabulate(functools.partial(apply, cfg, params), cfg.length, floats_per_string(cfg))
 
-    def logits_of_tile(start: jax.Array) -> jax.Array:
+
+def tabulate(
+    function: Callable[[jax.Array], jax.Array], length: int, floats_per_string: int
+) -> jax.Array:
+    """A function of int32 strings ``(S, length)`` on every string, a tile after the other."""
+    tile = rows_per_tile(length, floats_per_string)
+
+    def of_tile(start: jax.Array) -> jax.Array:
         rows = start + jnp.arange(tile, dtype=jnp.int32)
-        return apply(cfg, params, strings.strings_of_rows(rows, cfg.length))
+        return function(strings.strings_of_rows(rows, length))
 
-    starts = jnp.arange(0, 2**cfg.length, tile, dtype=jnp.int32)
-    return jax.lax.map(logits_of_tile, starts).reshape(-1)
+    starts = jnp.arange(0, 2**length, tile, dtype=jnp.int32)
+    return jax.lax.map(of_tile, starts).reshape(-1)

@@ -276,9 +276,9 @@ def test_self_check_names_the_model(monkeypatch):
     def broken(model, seed, high, low, *, dtype, **kw):
         result = outcome.outcomes(model, seed, high, low, dtype=dtype, **kw)
         if dtype == "float32":
-            wrong = np.array(result.fingerprint)
-            wrong[low == row] ^= np.uint32(1)
-            result = result._replace(fingerprint=wrong)
+            wrong = np.array(result.table)
+            wrong[low == row, 0] ^= np.uint32(1)
+            result = result._replace(table=wrong)
         return result
 
     monkeypatch.setattr(evaluate, "outcomes", broken)
