@@ -313,11 +313,3 @@ def regenerate_params(model: Model, seed: int, index: int) -> object:
     with jax.enable_x64(model.draw == "float64"):
         high, low = np.uint32(index >> 32), np.uint32(index & 0xFFFFFFFF)
         return _draw_one(unnamed(model), np.uint32(seed), high, low)
-
-
-# TEMPORARY until witness.py uses the public names.
-_unnamed, _draw, _in_groups = unnamed, draw, in_groups
-
-
-def _over_devices(function, mesh, num_split):
-    return over_devices(function, mesh, 2, num_split)
