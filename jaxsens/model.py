@@ -28,6 +28,8 @@ class Model:
         pass, by which close calls are settled.
       table_fn: ``params -> (logits, trusted)``, the fastest way to the logits ``(2**length,)`` in
         row order; where the bool ``trusted`` is False they may be wrong.
+      strings_fn: ``(params, bits) -> (logits, trusted)``, the fastest way to the logits of a few
+        strings, each with its bool ``trusted`` ``(S,)``.
       length: number of bits.
       description: canonical JSON of what defines the model, ``law`` included; hashed into runs.
       floats_per_string: working set of one string in ``apply_fn``, in numbers; sets how many are
@@ -40,6 +42,9 @@ class Model:
     init_fn: Callable[[Any, jax.Array], Any] = struct.field(pytree_node=False)
     apply_fn: Callable[[Any, jax.Array], jax.Array] = struct.field(pytree_node=False)
     table_fn: Callable[[Any], tuple[jax.Array, jax.Array]] = struct.field(pytree_node=False)
+    strings_fn: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]] = struct.field(
+        pytree_node=False
+    )
     length: int = struct.field(pytree_node=False)
     description: str = struct.field(pytree_node=False)
     floats_per_string: int = struct.field(pytree_node=False)
@@ -82,6 +87,14 @@ class _TransformerTable:
 
 
 @dataclasses.dataclass(frozen=True)
+class _TransformerStrings:
+    cfg: TransformerConfig
+
+    def __call__(self, params: Any, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return engine.trusted_logits(self.cfg, params, bits)
+
+
+@dataclasses.dataclass(frozen=True)
 class _KeyOnly:
     init_fn: Callable[[jax.Array], Any]
 
@@ -100,6 +113,14 @@ class _PlainTable:
             functools.partial(self.apply_fn, params), self.length, self.floats_per_string
         )
         return logits, jnp.bool_(True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlainStrings:
+    apply_fn: Callable[[Any, jax.Array], jax.Array]
+
+    def __call__(self, params: Any, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.apply_fn(params, bits), jnp.ones(bits.shape[:1], bool)
 
 
 def canonical_json(value: Any) -> str:
@@ -131,6 +152,7 @@ def transformer_model(cfg: TransformerConfig, init: InitLaw | Callable) -> Model
         init_fn=init_fn,
         apply_fn=_TransformerApply(cfg),
         table_fn=_TransformerTable(cfg),
+        strings_fn=_TransformerStrings(cfg),
         length=cfg.length,
         description=canonical_json(description),
         floats_per_string=floats_per_string(cfg),
@@ -196,6 +218,7 @@ def from_pair(
         init_fn=_KeyOnly(init_fn),
         apply_fn=apply_fn,
         table_fn=_PlainTable(apply_fn, length, floats_per_string),
+        strings_fn=_PlainStrings(apply_fn),
         length=length,
         description=canonical_json({"kind": "pair", "length": length, "name": name}),
         floats_per_string=floats_per_string,

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from jaxsens import strings
 
-# Bits of a word whose row bit j is 0, for j = 0..4.
+# Row bits inside a word, and the bits of a word whose row bit j is 0.
+_LOW_BITS = 5
 _LOW_HALF = (0x55555555, 0x33333333, 0x0F0F0F0F, 0x00FF00FF, 0x0000FFFF)
 
 
@@ -26,10 +27,10 @@ def _valid_bits(n: int) -> jax.Array:
 
 def _neighbour(words: jax.Array, row_bit: int) -> jax.Array:
     """Words of g(r) = f(r ^ 2**row_bit)."""
-    if row_bit < 5:
+    if row_bit < _LOW_BITS:
         shift, low = jnp.uint32(1 << row_bit), jnp.uint32(_LOW_HALF[row_bit])
         return ((words >> shift) & low) | ((words & low) << shift)
-    stride = 1 << (row_bit - 5)
+    stride = 1 << (row_bit - _LOW_BITS)
     pairs = words.reshape(*words.shape[:-1], words.shape[-1] // (2 * stride), 2, stride)
     return jnp.flip(pairs, axis=-2).reshape(words.shape)
 
@@ -71,18 +72,39 @@ def profile_packed(words: jax.Array, n: int) -> jax.Array:
     Returns:
       int32 ``(..., n + 1)``; the last axis sums to 2^n.
     """
-    planes = [jnp.zeros_like(words) for _ in range(n.bit_length())]
-    for row_bit in range(n):
-        carry = words ^ _neighbour(words, row_bit)
+    # Tables side by side: a neighbour across a high row bit is another row of words, read whole.
+    columns = words.reshape(-1, words.shape[-1]).T
+    planes = tuple(jnp.zeros_like(columns) for _ in range(n.bit_length()))
+    for row_bit in range(min(n, _LOW_BITS)):
+        planes = _counted(planes, columns ^ _neighbour(columns, row_bit))
+    row = jnp.arange(columns.shape[0], dtype=jnp.int32)
+
+    # Loops, since unrolled every count would be compiled with all the planes inside it.
+    def add(planes, bit):
+        across = jnp.take(columns, row ^ jnp.left_shift(jnp.int32(1), bit), axis=0, mode="clip")
+        return _counted(planes, columns ^ across), None
+
+    if n > _LOW_BITS:
+        planes, _ = jax.lax.scan(add, planes, jnp.arange(n - _LOW_BITS, dtype=jnp.int32))
+
+    def count(k: jax.Array) -> jax.Array:
+        equal = jnp.broadcast_to(_valid_bits(n), columns.shape)
         for p, plane in enumerate(planes):
-            planes[p], carry = plane ^ carry, plane & carry
-    counts = []
-    for k in range(n + 1):
-        equal = jnp.broadcast_to(_valid_bits(n), words.shape)
-        for p, plane in enumerate(planes):
-            equal = equal & (plane if (k >> p) & 1 else ~plane)
-        counts.append(_count_ones(equal))
-    return jnp.stack(counts, axis=-1)
+            bit_is_zero = ((k >> p) & 1) == 0
+            equal = equal & (plane ^ jnp.where(bit_is_zero, ~jnp.uint32(0), jnp.uint32(0)))
+        return jnp.sum(jax.lax.population_count(equal).astype(jnp.int32), axis=0, dtype=jnp.int32)
+
+    counts = jax.lax.map(count, jnp.arange(n + 1, dtype=jnp.int32))
+    return counts.T.reshape(*words.shape[:-1], n + 1)
+
+
+def _counted(planes: tuple[jax.Array, ...], carry: jax.Array) -> tuple[jax.Array, ...]:
+    """Adds one bit to each of the counters whose binary digits are the planes."""
+    added = []
+    for plane in planes:
+        added.append(plane ^ carry)
+        carry = plane & carry
+    return tuple(added)
 
 
 def sensitivity_profile(table: jax.typing.ArrayLike) -> jax.Array:

@@ -14,26 +14,33 @@ from jaxsens.transformer.forward import HIGHEST, apply, layer_norm
 from jaxsens.transformer.params import LayerParams, TransformerParams
 
 
-def logits(cfg: TransformerConfig, params: TransformerParams, bits: jax.Array) -> jax.Array:
-    """Logits ``(S,)`` of int32 strings ``(S, length)``, equal to the plain pass up to rounding.
+def trusted_logits(
+    cfg: TransformerConfig, params: TransformerParams, bits: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Logits of int32 strings ``(S, length)``, equal to the plain pass up to rounding.
 
-    The layer norms are the engine's short ones: rows whose spread is lost in rounding, where the
-    plain pass knows a constant, may come out differently. More than two layers take the plain pass.
+    The layer norms are the engine's short ones, guarded as those of a table. More than two layers
+    take the plain pass.
+
+    Returns:
+      ``(S,)`` logits, and bool ``(S,)``: where they can be trusted.
     """
     if cfg.num_layers > 2:
-        return apply(cfg, params, bits)
+        return apply(cfg, params, bits), jnp.ones(bits.shape[:1], bool)
     queries = cfg.num_tokens if cfg.num_layers == 2 else 1
-    stream = _first_layer(cfg, params, bits.T == 1, queries)
+    stream, trusted = _first_layer(cfg, params, bits.T == 1, queries)
     h = stream[:, -1]
     if cfg.num_layers == 2:
-        h = _read_at_eos(cfg, params.layers[1], stream)
-    return columns.readout(cfg, params, h)[0]
+        h, good = _read_at_eos(cfg, params.layers[1], stream)
+        trusted = trusted & good
+    logits, good = columns.readout(cfg, params, h)
+    return logits, trusted & good
 
 
 def _first_layer(
     cfg: TransformerConfig, params: TransformerParams, ones: jax.Array, queries: int
-) -> jax.Array:
-    """Output of the first layer at the last ``queries`` tokens: ``(D, queries, S)``."""
+) -> tuple[jax.Array, jax.Array]:
+    """The first layer at the last ``queries`` tokens: ``(D, queries, S)``, and trusted ``(S,)``."""
     p, heads, tokens = params.layers[0], cfg.num_heads, cfg.num_tokens
     count = ones.shape[1]
     ones = jnp.concatenate([ones, jnp.zeros((1, count), bool)])
@@ -83,7 +90,9 @@ def _first_layer(
         one, jnp.broadcast_to(pair[:, :, 1], one.shape), jnp.broadcast_to(pair[:, :, 0], one.shape)
     )
     total = columns.plus(h.reshape(cfg.d_model, -1) + out, p.bo)
-    return columns.after_attention(cfg, p, total)[0].reshape(cfg.d_model, queries, count)
+    out, trusted = columns.after_attention(cfg, p, total)
+    trusted = jnp.all(trusted.reshape(queries, count), axis=0)
+    return out.reshape(cfg.d_model, queries, count), trusted
 
 
 def _visible(shape: tuple[int, ...], first: int) -> jax.Array:
@@ -91,11 +100,14 @@ def _visible(shape: tuple[int, ...], first: int) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, shape, 2) <= query
 
 
-def _read_at_eos(cfg: TransformerConfig, p: LayerParams, stream: jax.Array) -> jax.Array:
-    """The last layer at EOS: stream ``(D, T, S)`` to ``(D, S)``."""
+def _read_at_eos(
+    cfg: TransformerConfig, p: LayerParams, stream: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The last layer at EOS: stream ``(D, T, S)`` to ``(D, S)``, and trusted ``(S,)``."""
     width, tokens, count = stream.shape
     heads = cfg.num_heads
-    x, _ = columns.attention_input(cfg, p, stream.reshape(width, -1))
+    x, trusted = columns.attention_input(cfg, p, stream.reshape(width, -1))
+    trusted = jnp.all(trusted.reshape(tokens, count), axis=0)
     x = x.reshape(width, tokens, count)
     shape = (heads, width, tokens, count)
     query = attend.absorbed_query(cfg, p, x[:, -1]).reshape(heads, width, 1, count)
@@ -108,4 +120,5 @@ def _read_at_eos(cfg: TransformerConfig, p: LayerParams, stream: jax.Array) -> j
         jnp.broadcast_to(weights[:, None], shape) * jnp.broadcast_to(x[None], shape), axis=2
     )
     out = attend.absorbed_output(cfg, p, pooled.reshape(heads * width, count))
-    return columns.after_attention(cfg, p, stream[:, -1] + out)[0]
+    h, good = columns.after_attention(cfg, p, stream[:, -1] + out)
+    return h, trusted & good

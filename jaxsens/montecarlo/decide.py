@@ -163,8 +163,9 @@ def _plan(
     keys.check_generator()
     mesh = _mesh(devices)
     enumeration = None
-    if enumerate or (enumerate is None and _affordable(model)):
+    if enumerate:
         memory.check_fits(model)
+    if enumerate or (enumerate is None and _affordable(model)):
         planned = plan_execution(model, models, devices=devices)
         enumeration = planned._replace(batch=min(planned.batch, _ENUMERATED_AT_ONCE))
     tile, cost = witness.cost_of_probe(model)

@@ -15,6 +15,7 @@ the least significant) of word ``i // 32``; the bits behind the last one are 0.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -39,11 +40,14 @@ _GROWTH = 1 + 2.0**-10
 _TILE_BUDGET = 1 << 19
 
 
+StringsFunction = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
+
+
 class Search(NamedTuple):
     """Where the search of one model stands; a leading axis runs over models.
 
     Attributes:
-      found: bool, the float32 answers around ``witness`` agree and are clear of rounding.
+      found: bool, the float32 answers around ``witness`` agree, are trusted and clear of rounding.
       witness: uint32 ``(words,)``, the string where ``found``, else 0.
       probes: int32, probes made.
       fresh: bool, the next probe is at its random string, not at ``centre``.
@@ -52,7 +56,7 @@ class Search(NamedTuple):
       margin: float32, smallest ``|logit|`` around ``doubtful``, 0 where one is not finite; -1 where
         there is no doubtful string.
       doubtful: uint32 ``(words,)``, the string with the widest margin whose answers agree in
-        float32, but too close to 0 to be believed.
+        float32, but too close to 0, or not trusted enough, to be believed.
     """
 
     found: Any
@@ -106,8 +110,13 @@ def cost_of_probe(model: Model) -> tuple[int, int]:
     return tile * model.floats_per_string, (model.length + 1) * model.floats_per_string
 
 
-def _logits_around(model: Model, params: object, centre: jax.Array) -> jax.Array:
-    """Logits of the packed string ``centre`` (entry 0) and its neighbours (entry 1 + i flips i)."""
+def _logits_around(
+    model: Model, strings_fn: StringsFunction, params: object, centre: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What ``strings_fn`` says of the packed string ``centre`` and its neighbours.
+
+    Entry 0 belongs to ``centre``, entry 1 + i to the string with bit i flipped.
+    """
     n = model.length
     tile = max(1, min(n + 1, _TILE_BUDGET // model.floats_per_string))
     num_tiles = -(-(n + 1) // tile)
@@ -116,16 +125,17 @@ def _logits_around(model: Model, params: object, centre: jax.Array) -> jax.Array
     words = centre[position // _WORD] >> (position % _WORD).astype(jnp.uint32)
     bits = (words & jnp.uint32(1)).astype(jnp.int32)
 
-    def logits_of_tile(start: jax.Array) -> jax.Array:
+    def logits_of_tile(start: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Rows beyond N flip nothing and are cut off.
         flipped = start + jnp.arange(tile, dtype=jnp.int32) - 1
         flips = (flipped[:, None] == position[None, :]).astype(jnp.int32)
-        return model.apply_fn(params, bits[None, :] ^ flips)
+        return strings_fn(params, bits[None, :] ^ flips)
 
     if num_tiles == 1:
         return logits_of_tile(jnp.int32(0))
     starts = jnp.arange(0, num_tiles * tile, tile, dtype=jnp.int32)
-    return jax.lax.map(logits_of_tile, starts).reshape(-1)[: n + 1]
+    both = jax.lax.map(logits_of_tile, starts)
+    return jax.tree.map(lambda a: a.reshape(-1)[: n + 1], both)
 
 
 def _probe(
@@ -134,13 +144,13 @@ def _probe(
     """One probe of one model; a search that has found keeps its state."""
     words = words_of(model.length)
     x = jnp.where(s.fresh, _random_string(key, number, model.length), s.centre)
-    logits = _logits_around(model, params, x)
+    logits, trusted = _logits_around(model, model.strings_fn, params, x)
     answers, finite = logits > 0, jnp.isfinite(logits)
     size = jnp.where(finite, jnp.abs(logits), jnp.zeros_like(logits)).astype(jnp.float32)
     largest = jnp.maximum(s.largest, jnp.max(size))
     smallest = jnp.min(size)
     agree = jnp.all(answers == answers[0])
-    found = agree & (smallest > screen * largest)
+    found = agree & jnp.all(trusted) & (smallest > screen * largest)
     doubtful = agree & ~found & (smallest > s.margin)
     # Climb where a neighbour with the same answer is clearer; non-finite ones have size 0.
     reachable = jnp.where(answers[1:] == answers[0], size[1:], jnp.zeros_like(size[1:]))
@@ -216,12 +226,16 @@ def _search(model: Model, scalars, high, low, params, state, *, width: int, mesh
 
 @functools.partial(jax.jit, static_argnames=("mesh",))
 def _hold(model: Model, nudges, params, words, idle, *, mesh: Mesh):
+    def plain(params, bits):
+        return model.apply_fn(params, bits), jnp.ones(bits.shape[:1], bool)
+
     def on_device(model, nudges, params, words, idle):
         def one(arguments):
             params, centre, _ = arguments
 
             def answers(nudge):
-                logits = _logits_around(model, nudged(cast(params, "float64"), nudge), centre)
+                changed = nudged(cast(params, "float64"), nudge)
+                logits, _ = _logits_around(model, plain, changed, centre)
                 return logits > 0, jnp.isfinite(logits)
 
             ones, finite = jax.lax.map(answers, nudges)
