@@ -1,4 +1,4 @@
-"""A run as a table and as JSON, with its control beside it."""
+"""A run as a table and as JSON, with its control beside it; what was decided, likewise."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from rich.table import Table
 from jaxsens import control
 from jaxsens.estimate import Proportion, clopper_pearson
 from jaxsens.montecarlo.summary import Summary
+from jaxsens.montecarlo.verdicts import Counts
 
 LABELS = {
     "p_zero_sensitivity": "P(K_0>=1)",
@@ -143,4 +144,82 @@ def census_table(summary: Summary) -> Table | None:
         table.add_column(heading, justify="left" if heading == "function" else "right")
     for label, (function, complement) in sorted(hits.items(), key=lambda item: -sum(item[1])):
         table.add_row(label, f"{function:,}", f"{complement:,}")
+    return table
+
+
+def decisions_json(counts: Counts, level: float = 0.95) -> dict[str, Any]:
+    """The counts of :func:`jaxsens.decide`, and P(K_0 >= 1) that follows from them.
+
+    With ``lower_bound_only`` unknown models exist: nothing bounds P(K_0 >= 1) from above but what
+    they may turn out to be.
+    """
+    return counts._asdict() | {
+        "p_zero_sensitivity": _proportion_json(counts.estimate(level)),
+        "lower_bound": counts.lower_bound(level),
+        "lower_bound_only": counts.unknown > 0,
+    }
+
+
+def decisions_table(counts: Counts, length: int, level: float = 0.95) -> Table:
+    """What was decided and how, and P(K_0 >= 1) with its exact interval."""
+    table = Table(
+        title=f"K_0 >= 1 decided for {counts.models:,} models, N = {length}",
+        title_justify="left",
+        caption="interval: exact (Clopper-Pearson)",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("quantity", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    p, percent = counts.estimate(level), f"{100 * level:.4g} %"
+    estimate = _number(p.estimate)
+    if p.undecided:
+        estimate = f"{_number(p.range[0])} to {_number(p.range[1])}"
+    decided = {
+        "models": counts.models,
+        "K_0 >= 1": counts.zero_sensitivity,
+        "K_0 = 0": counts.no_zero_sensitivity,
+        "unresolved (rounding decides)": counts.unresolved,
+        "unknown (not every string evaluated)": counts.unknown,
+    }
+    by = {
+        "decided by a witness in float32": counts.probed,
+        "decided by a witness in float64": counts.confirmed,
+        "evaluated on every string": counts.enumerated,
+    }
+    for name, count in decided.items():
+        table.add_row(name, f"{count:,}")
+    table.add_section()
+    table.add_row(LABELS["p_zero_sensitivity"], estimate)
+    table.add_row(f"{percent} interval", f"[{_number(p.low)}, {_number(p.high)}]")
+    table.add_row(f"one-sided {percent} lower bound", _number(counts.lower_bound(level)))
+    table.add_section()
+    for name, count in by.items():
+        table.add_row(name, f"{count:,}")
+    table.add_row("probes a model", _number(counts.probes / max(1, counts.models)))
+    return table
+
+
+def lower_bound_note(counts: Counts, level: float = 0.95) -> str | None:
+    """A sentence that says why the figure is a lower bound only; None where every model is known.
+
+    Models that rounding leaves unresolved widen the interval, but were looked at.
+    """
+    if not counts.unknown:
+        return None
+    return (
+        f"certified lower bound: {counts.unknown:,} of {counts.models:,} models are unknown (no "
+        "witness found, not evaluated on every string). Whatever they are, P(K_0 >= 1) >= "
+        f"{_number(counts.lower_bound(level))} at one-sided {100 * level:.4g} %."
+    )
+
+
+def rounds_table(rounds: tuple[tuple[int, int], ...]) -> Table:
+    """How many models had no witness yet after so many probes of each."""
+    table = Table(title="Rounds of probes", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("probes a model", "models left"):
+        table.add_column(heading, justify="right")
+    for probes, left in rounds:
+        table.add_row(f"{probes:,}", f"{left:,}")
     return table

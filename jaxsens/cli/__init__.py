@@ -8,12 +8,14 @@ from typing import Annotated
 
 import tyro
 
-from jaxsens.cli import inspect, sample
+from jaxsens.cli import decide, inspect, sample
+from jaxsens.cli.decide import Decide
 from jaxsens.cli.inspect import Doctor, Merge, Plot, Regenerate, Show
 from jaxsens.cli.sample import Sample
 
 _RUNNERS = {
     Sample: sample.run,
+    Decide: decide.run,
     Show: inspect.show,
     Plot: inspect.plot,
     Merge: inspect.merge,
@@ -22,6 +24,7 @@ _RUNNERS = {
 }
 Command = (
     Annotated[Sample, tyro.conf.subcommand("sample")]
+    | Annotated[Decide, tyro.conf.subcommand("decide")]
     | Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Merge, tyro.conf.subcommand("merge")]

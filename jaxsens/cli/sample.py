@@ -1,17 +1,11 @@
 """``jaxsens sample``: run the sampler on disk."""
 
-import contextlib
 import dataclasses
-import os
-from collections.abc import Callable, Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-from jaxsens import inits
+from jaxsens.cli import backend, laws
 from jaxsens.cli.signals import interruptible
 from jaxsens.montecarlo.sampler import TOLERANCE, Progress
-from jaxsens.transformer.config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,27 +17,17 @@ class Sample:
     is missing.
     """
 
-    config: Annotated[TransformerConfig, tyro.conf.arg(name="")]
+    config: laws.Config
     out: str
     """Run directory (made if need be)."""
     models: int
     """Number of models: indices 0 to models - 1."""
-    init: str = "uniform"
-    """Init law: uniform, normal, truncated_normal, xavier_uniform, xavier_normal, kaiming, gpt2,
-    orthogonal, constant, zeros, ones."""
-    scale: float | None = None
-    """The law's number: half-width, standard deviation or gain; by default the published one
-    (10 for uniform and normal, 0.02 for gpt2, gain 1 otherwise)."""
-    group_law: tuple[str, ...] = ()
-    """Replace the law of tensor groups, each GROUP=LAW or GROUP=LAW:NUMBER, e.g. biases=zeros
-    norm_gain=ones embedding=normal:1. Groups: embedding, positions, attention, mlp, slope, biases,
-    norm_gain, norm_bias, readout."""
-    group_scale: tuple[str, ...] = ()
-    """Multiply what is drawn for tensor groups, each GROUP=FACTOR, e.g. embedding=4."""
-    draw: Literal["float32", "float64"] = "float32"
-    """Base draw of the law: 23 or 52 random bits a number."""
-    seed: int = 0
-    """Root seed, 0 to 2^32 - 1."""
+    init: laws.Init = "uniform"
+    scale: laws.Scale = None
+    group_law: laws.GroupLaw = ()
+    group_scale: laws.GroupScale = ()
+    draw: laws.Draw = "float32"
+    seed: laws.Seed = 0
     keep: Literal["models", "sums"] = "models"
     """Save per-model integers, or only their sums and the indices of notable models."""
     tolerance: float = TOLERANCE
@@ -54,39 +38,11 @@ class Sample:
     """i/n: this process does the i-th of n equal index ranges (i from 0) of one run."""
     chunk: int | None = None
     """Models saved together. Execution only: never changes the integers."""
-    batch: int | None = None
-    """Models in one compiled call. Execution only."""
-    devices: int | None = None
-    """Devices to use, by default all. Execution only."""
-    cpu_devices: int | None = None
-    """Split the CPU into this many devices, by default one a core. Execution only."""
-    compile_cache: str | None = None
-    """Directory of a persistent compile cache. Off by default."""
-    progress: bool = True
-    """Show a bar (only on a terminal)."""
-
-
-def law_of(args: Sample) -> inits.InitLaw:
-    """The init law that the flags describe; raises ``ValueError`` with one line."""
-    law = inits.by_name(args.init, args.scale)
-    for item in args.group_law:
-        group, _, rest = item.partition("=")
-        name, _, number = rest.partition(":")
-        if not name:
-            raise ValueError(f"group-law: {item!r} given; it must be GROUP=LAW or GROUP=LAW:NUMBER")
-        number = _number("group-law", item, number) if number else None
-        law = law.with_group(group, inits.by_name(name, number))
-    for item in args.group_scale:
-        group, _, factor = item.partition("=")
-        law = law.scaled(group, _number("group-scale", item, factor))
-    return law.drawn_in(args.draw)
-
-
-def _number(flag: str, item: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{flag}: {item!r} given; {text!r} is not a number") from None
+    batch: backend.Batch = None
+    devices: backend.Devices = None
+    cpu_devices: backend.CpuDevices = None
+    compile_cache: backend.CompileCache = None
+    progress: backend.ShowProgress = True
 
 
 def shard_range(shard: str, models: int) -> tuple[int, int]:
@@ -98,57 +54,6 @@ def shard_range(shard: str, models: int) -> tuple[int, int]:
     if start == stop:
         raise ValueError(f"shard: {shard!r} of {models} models is empty; take n <= {models}")
     return start, stop
-
-
-def configure_backend(cpu_devices: int | None, compile_cache: str | None) -> None:
-    """Sets what must be set before jax starts: CPU devices and the compile cache."""
-    import jax
-
-    chosen = cpu_devices is not None
-    if cpu_devices is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        cpu_devices = min(cores or 1, 64)
-    if cpu_devices < 1:
-        raise ValueError(f"cpu-devices: {cpu_devices} given; it must be at least 1")
-    try:
-        jax.config.update("jax_num_cpu_devices", cpu_devices)
-    except RuntimeError:
-        # The backend of this process has started already (main called from Python).
-        if chosen:
-            raise ValueError(
-                f"cpu-devices: {cpu_devices} given; jax has started with another number"
-            ) from None
-    if compile_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", compile_cache)
-
-
-@contextlib.contextmanager
-def _bar(show: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A progress bar on stderr, drawn from the host loop; nothing where it is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
-
-    console = Console(stderr=True)
-    if not (show and console.is_terminal):
-        yield None
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
-    with RichProgress(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("models", total=None, state="compiling")
-
-        def update(progress: Progress) -> None:
-            p = progress.summary.estimates()["p_zero_sensitivity"]
-            rate = progress.done / progress.seconds if progress.seconds else 0.0
-            state = f"{rate:,.0f}/s  P(K_0>=1) in [{p.low:.5f}, {p.high:.5f}]"
-            bar.update(
-                task,
-                total=progress.wanted,
-                completed=progress.done,
-                state=state if progress.done else "compiling",
-            )
-
-        yield update
 
 
 def _saved(out: str) -> int:
@@ -170,9 +75,9 @@ def run(args: Sample) -> int:
 
     if args.models < 1:
         raise ValueError(f"models: {args.models} given; it must be an integer of at least 1")
-    law = law_of(args)
+    law = laws.law_of(args.init, args.scale, args.group_law, args.group_scale, args.draw)
     start, stop = shard_range(args.shard, args.models)
-    configure_backend(args.cpu_devices, args.compile_cache)
+    backend.configure_backend(args.cpu_devices, args.compile_cache)
     states: list[Progress] = []
 
     def note(progress: Progress) -> None:
@@ -187,12 +92,13 @@ def run(args: Sample) -> int:
         states[:] = [progress]
 
     try:
-        with interruptible() as check, _bar(args.progress) as bar:
+        with interruptible() as check, backend.progress_bar(args.progress) as bar:
 
             def on_progress(progress: Progress) -> None:
                 note(progress)
                 if bar is not None:
-                    bar(progress)
+                    p = progress.summary.estimates()["p_zero_sensitivity"]
+                    bar(progress.done, progress.wanted, progress.seconds, p)
                 check()
 
             result = sample(
