@@ -258,17 +258,22 @@ def from_nnx(
     )
 
 
+# Up to this length, this many tables of the engine go together on a CPU core.
+_TINY_LENGTH, _TINY_TABLES = 6, 8
+
+
 def tables_at_once(model: Model, platform: str) -> int:
     """Models vmapped together: as many as fill the device without leaving its fast memory.
 
-    A CPU core is busy with one table of the engine, and small products are slow in batches. The
-    plain pass takes as many whole tables as one tile's budget holds, at least one. An accelerator
+    A CPU core is busy with one table of the engine, and small products are slow in batches; only
+    where a table is so short that starting its loops takes longer do a few go together. The plain
+    pass takes as many whole tables as one tile's budget holds, at least one. An accelerator
     wants many.
     """
     if platform != "cpu":
         numbers = 1 << 26
         return max(1, numbers // (model.floats_per_string << min(model.length, 12)))
     if model.evaluation != "plain pass":
-        return 1
+        return _TINY_TABLES if model.length <= _TINY_LENGTH else 1
     budget = rows_per_tile(strings.MAX_LENGTH, model.floats_per_string)
     return max(1, budget >> model.length)

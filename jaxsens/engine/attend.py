@@ -12,6 +12,12 @@ from jaxsens.transformer.forward import HIGHEST
 from jaxsens.transformer.params import LayerParams
 
 
+def softmax(scores: jax.Array) -> jax.Array:
+    """Softmax over the leading axis."""
+    weights = jnp.exp(scores - jnp.max(scores, axis=0, keepdims=True))
+    return weights / jnp.sum(weights, axis=0, keepdims=True)
+
+
 class Pool(NamedTuple):
     """Softmax attention over the tokens seen so far, with a running maximum.
 

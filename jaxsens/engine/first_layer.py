@@ -13,6 +13,7 @@ where one half outweighs the other (the merge of arXiv:1805.02867).
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ def token_rows(cfg: TransformerConfig, params: TransformerParams) -> jax.Array:
     return rows
 
 
-def _half(scores: jax.Array, values: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+def half(scores: jax.Array, values: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Level and pooled value over the strings of one half.
 
     Args:
@@ -78,35 +79,55 @@ def _half(scores: jax.Array, values: jax.Array, bits: jax.Array) -> tuple[jax.Ar
       ``(Q', H, R)`` and ``(Q', H, D, R)``.
     """
     shape = (*scores.shape[:3], bits.shape[1])
-    chosen = jnp.broadcast_to(bits[None, None], shape)
-    s = jnp.where(
-        chosen,
+    chosen = jnp.where(
+        jnp.broadcast_to(bits[None, None], shape),
         jnp.broadcast_to(scores[..., 1:], shape),
         jnp.broadcast_to(scores[..., :1], shape),
     )
-    largest = jnp.max(s, axis=2, keepdims=True)
-    weights = jnp.exp(s - largest)
+    return pooled(chosen, values, bits)
+
+
+def pooled(scores: jax.Array, values: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """:func:`half` from the scores of the tokens as they are in the strings, ``(Q', H, n, R)``."""
+    largest = jnp.max(scores, axis=2, keepdims=True)
+    weights = jnp.exp(scores - largest)
     total = jnp.sum(weights, axis=2, keepdims=True)
     weights = weights / total
-    zero = jnp.zeros_like(weights)
-    by_bit = [jnp.where(chosen, zero, weights), jnp.where(chosen, weights, zero)]
-    pooled = jnp.einsum(
+    zero, is_one = jnp.zeros_like(weights), jnp.broadcast_to(bits[None, None], weights.shape)
+    by_bit = [jnp.where(is_one, zero, weights), jnp.where(is_one, weights, zero)]
+    mean = jnp.einsum(
         "qhnr,hnd->qhdr",
         jnp.concatenate(by_bit, axis=2),
         jnp.concatenate([values[:, :, 0], values[:, :, 1]], axis=1),
         precision=HIGHEST,
     )
-    return (largest + jnp.log(total))[:, :, 0], pooled
+    return (largest + jnp.log(total))[:, :, 0], mean
 
 
-def tabulate(
-    cfg: TransformerConfig, params: TransformerParams, low_bits: int, only_eos: bool
-) -> FirstLayer:
-    """Tables for every query position, or for EOS alone."""
-    p, n = params.layers[0], cfg.length
+class AttentionRows(NamedTuple):
+    """What the first layer's attention makes of every (position, bit).
+
+    Attributes:
+      scores: ``(2 Q, H, N + 1, 2)``, of the tokens with either bit; the queries by (position, bit).
+      values: ``(H, N + 1, 2, D)``, after the output matrix.
+      base: ``(Q, 2, D)``, the residual stream plus the output bias. Under post-norm both this and
+        the values are centred.
+      size: ``()``, largest magnitude that is added up to a residual sum.
+    """
+
+    scores: jax.Array
+    values: jax.Array
+    base: jax.Array
+    size: jax.Array
+
+
+def attention_rows(
+    cfg: TransformerConfig, params: TransformerParams, queries: slice
+) -> AttentionRows:
+    """The rows of the query positions ``queries`` against every token."""
+    p = params.layers[0]
     rows = token_rows(cfg, params)
     read = layer_norm(rows, p.norm1, cfg.eps) if cfg.norm == "pre" else rows
-    queries = slice(n, n + 1) if only_eos else slice(None)
 
     def heads(w: jax.Array, b: jax.Array | None, x: jax.Array) -> jax.Array:
         y = jnp.einsum("tbd,dhk->tbhk", x, w, precision=HIGHEST)
@@ -125,17 +146,25 @@ def tabulate(
         # What is centred here need not be centred on every string.
         base = base - jnp.mean(base, axis=-1, keepdims=True)
         values = values - jnp.mean(values, axis=-1, keepdims=True)
+    return AttentionRows(scores, values, base, size)
+
+
+def tabulate(
+    cfg: TransformerConfig, params: TransformerParams, low_bits: int, only_eos: bool
+) -> FirstLayer:
+    """Tables for every query position, or for EOS alone."""
+    n = cfg.length
+    queries = slice(n, n + 1) if only_eos else slice(None)
+    scores, values, base, size = attention_rows(cfg, params, queries)
     # EOS joins the high half, which may have no bits.
     high_bits = n - low_bits
     order = [n, *range(high_bits)]
     high = jnp.concatenate([jnp.zeros((1, 2**high_bits), bool), _bits(high_bits)])
     position = jnp.asarray(order, jnp.int32)
-    level_high, pooled_high = _half(
+    level_high, pooled_high = half(
         jnp.take(scores, position, axis=2), jnp.take(values, position, axis=1), high
     )
-    level_low, pooled_low = _half(
-        scores[:, :, high_bits:n], values[:, high_bits:n], _bits(low_bits)
-    )
+    level_low, pooled_low = half(scores[:, :, high_bits:n], values[:, high_bits:n], _bits(low_bits))
     count, width = base.shape[0], 2 * cfg.num_heads
     shift = jnp.maximum(n - 1 - jnp.arange(n + 1, dtype=jnp.int32), 0)
     return FirstLayer(
@@ -208,12 +237,26 @@ def residual_sum(cfg: TransformerConfig, p: FirstLayer, rows: jax.Array) -> jax.
             - jnp.broadcast_to(p.level_low[i][None, :], rows.shape)
             for i in (zero, unit)
         ]
-        weight = jax.nn.sigmoid(chosen(level[1], level[0], False))
         high = chosen(p.pooled_high[unit][..., None], p.pooled_high[zero][..., None], True)
         low = chosen(p.pooled_low[unit][:, None], p.pooled_low[zero][:, None], True)
-        rest = jnp.broadcast_to(1 - weight, shape)
-        total = total + high * jnp.broadcast_to(weight, shape) + low * rest
+        total = total + merged(chosen(level[1], level[0], False), high, low)
     return total
+
+
+def merged(difference: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
+    """One head's attention over both halves.
+
+    Args:
+      difference: ``(I, J)``, l of the high half less that of the low one.
+      high: ``(D, I, J)``, p of the high half.
+      low: ``(D, I, J)``, p of the low half.
+
+    Returns:
+      ``(D, I, J)``.
+    """
+    weight = jax.nn.sigmoid(difference)
+    rest = jnp.broadcast_to(1 - weight, high.shape)
+    return high * jnp.broadcast_to(weight, high.shape) + low * rest
 
 
 def first_block(
@@ -221,9 +264,26 @@ def first_block(
 ) -> tuple[jax.Array, jax.Array]:
     """Output of the first layer at one query on a tile: ``(D, I J)`` and where it is trusted."""
     total = residual_sum(cfg, p, rows)
+    return after_residual_sum(cfg, params, total, p.size)
+
+
+def after_residual_sum(
+    cfg: TransformerConfig, params: TransformerParams, total: jax.Array, size: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The rest of the first layer.
+
+    Args:
+      cfg: the config.
+      params: parameters of one model.
+      total: ``(D, ...)``, stream plus attention, centred under post-norm.
+      size: ``()``, of :class:`AttentionRows`.
+
+    Returns:
+      ``(D, S)`` and where it is trusted, ``(S,)``; S runs over the columns of ``total``.
+    """
     layer = params.layers[0]
     if cfg.norm != "post":
         return columns.after_attention(cfg, layer, total.reshape(cfg.d_model, -1))
-    normed, trusted = columns.normalise_centred(total, layer.norm1, cfg.eps, p.size)
+    normed, trusted = columns.normalise_centred(total, layer.norm1, cfg.eps, size)
     normed, trusted = normed.reshape(cfg.d_model, -1), trusted.reshape(-1)
     return columns.after_first_norm(cfg, layer, normed, trusted)

@@ -6,30 +6,31 @@ Prefixes form a binary tree. The node of the prefix x_0 .. x_t is number ``2^(t+
     2^(s+1) + (number mod 2^(s+1)):
 
 along a run of consecutive nodes, the ancestors at depth s are consecutive too, or repeat with
-period 2^(s+1). Keys and values are therefore read as slices, never gathered. All layers together
-evaluate about 2^(N+1) nodes and 2^N strings at EOS instead of (N + 1) 2^N tokens each.
+period 2^(s+1). Nodes are kept in tiles of consecutive numbers; for a tile of queries the keys and
+values of one depth are one tile, never gathered. All layers together evaluate about 2^(N+1) nodes
+and 2^N strings at EOS instead of (N + 1) 2^N tokens each.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxsens.engine import attend, columns
-from jaxsens.engine.first_layer import token_rows
+from jaxsens.engine import attend, columns, prefix_first_layer
+from jaxsens.engine.prefix_first_layer import depth_of
 from jaxsens.transformer.config import TransformerConfig
 from jaxsens.transformer.params import LayerParams, TransformerParams
 
+#: log2 of the nodes in a tile, at most; more leave a core's nearest cache.
+TILE_BITS = 8
 
-class _Shown(NamedTuple):
-    """Keys and values of every depth, one below the other: ``(2 H K, total)``.
 
-    Depths whose nodes do not fill a tile are repeated until they do.
-    """
+class _Nodes(NamedTuple):
+    """Channels of every node in tiles ``(tiles, C, size)``, and where they are trusted."""
 
-    keys_values: jax.Array
-    offsets: tuple[int, ...]
-    periods: tuple[int, ...]
+    tiles: jax.Array
+    trusted: jax.Array
 
 
 def table(
@@ -37,121 +38,180 @@ def table(
 ) -> tuple[jax.Array, jax.Array]:
     """Logits ``(2**length,)`` in row order, and bool ``()``: they can be trusted."""
     n = cfg.length
-    size = 2 ** min(tile_bits, n)
-    rows = token_rows(cfg, params)
-    number = jnp.arange(2 ** (n + 1), dtype=jnp.int32)
-    depth = 31 - jax.lax.clz(jnp.maximum(number, 2)) - 1
-    bit = (number >> depth) & 1
-    flat = rows.reshape(-1, cfg.d_model).T
-    nodes = jnp.take(flat, 2 * depth + bit, axis=1)
-    strings = jnp.broadcast_to(rows[n, 0][:, None], (cfg.d_model, 2**n))
+    tile_bits = min(tile_bits, TILE_BITS, n)
+    tables = prefix_first_layer.tabulate(cfg, params, tile_bits)
+    second, last = params.layers[1], params.layers[-1]
+
+    def shown(p: LayerParams) -> Callable:
+        def show(h: jax.Array) -> tuple[jax.Array, jax.Array]:
+            x, good = columns.attention_input(cfg, p, h)
+            both = [columns.project(p.wk, p.bk, x), columns.project(p.wv, p.bv, x)]
+            return jnp.concatenate([*both, *([h] if p is not last else [])]), good
+
+        return show
+
+    nodes = _first_nodes(cfg, params, tables, shown(second))
     trusted = jnp.bool_(True)
-    for index, p in enumerate(params.layers):
-        shown, good = _show(cfg, p, nodes, size)
-        trusted = trusted & good
-        strings, good = _layer(cfg, p, shown, strings, 2**n, size, at_eos=True)
-        trusted = trusted & good
-        if index + 1 < cfg.num_layers:
-            nodes, good = _layer(cfg, p, shown, nodes, 0, size, at_eos=False)
-            trusted = trusted & good
-    logits, good = columns.readout(cfg, params, strings)
-    row = jnp.arange(2**n, dtype=jnp.int32)
-    return logits[_reversed_bits(row, n)], trusted & jnp.all(good)
+    later = params.layers[1:]
+    middle = []
+    for p, following in zip(later[:-1], later[1:], strict=True):
+        trusted = trusted & jnp.all(nodes.trusted[2:])
+        middle.append(_by_depth(cfg, nodes, tile_bits))
+        nodes = _middle(cfg, p, nodes, middle[-1], tile_bits, shown(following))
+    trusted = trusted & jnp.all(nodes.trusted[2:])
+    by_depth = [*middle, _by_depth(cfg, nodes, tile_bits)]
+
+    def strings(number: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h, good = prefix_first_layer.string_tile(cfg, params, tables, number)
+        for p, seen in zip(later, by_depth, strict=True):
+            h, also = _at_eos(cfg, p, h, seen, _ancestors(n, tile_bits, number))
+            good = good & also
+        logits, also = columns.readout(cfg, params, h)
+        return logits, good & also
+
+    logits, good = jax.lax.map(strings, jnp.arange(2 ** (n - tile_bits), dtype=jnp.int32))
+    # Rows are read with the first bit most significant.
+    logits = jnp.transpose(logits.reshape((2,) * n)).reshape(-1)
+    return logits, trusted & jnp.all(good)
 
 
-def _reversed_bits(row: jax.Array, n: int) -> jax.Array:
-    reverse = jnp.zeros_like(row)
-    for i in range(n):
-        reverse = reverse | (((row >> i) & 1) << (n - 1 - i))
-    return reverse
+def _first_nodes(
+    cfg: TransformerConfig,
+    params: TransformerParams,
+    tables: prefix_first_layer.FirstLayer,
+    show: Callable,
+) -> _Nodes:
+    """The first layer at every node, as ``show`` makes it."""
+    size = 2**tables.tile_bits
+    h, good = prefix_first_layer.first_tiles(cfg, params, tables)
+    x, also = show(h)
+    x, good = _tiles_of(x, size), (good & also).reshape(2, size)
+    if cfg.length > tables.tile_bits:
+
+        def tile(number: jax.Array) -> tuple[jax.Array, jax.Array]:
+            h, good = prefix_first_layer.node_tile(cfg, params, tables, number)
+            x, also = show(h)
+            return x, good & also
+
+        numbers = jnp.arange(2, 2 ** (cfg.length + 1 - tables.tile_bits), dtype=jnp.int32)
+        more, also = jax.lax.map(tile, numbers)
+        x, good = jnp.concatenate([x, more]), jnp.concatenate([good, also])
+    return _Nodes(x, good.reshape(-1))
 
 
-def _in_tiles(function, size: int, *arrays: jax.Array):
-    """Maps ``function(start, *tiles)`` over tiles of ``size`` columns."""
-    total = arrays[0].shape[-1]
-
-    def at(start: jax.Array):
-        tiles = [jax.lax.dynamic_slice_in_dim(a, start, size, axis=-1) for a in arrays]
-        return function(start, *tiles)
-
-    results = jax.lax.map(at, jnp.arange(0, total, size, dtype=jnp.int32))
-
-    def joined(x: jax.Array) -> jax.Array:
-        # (tiles, ..., size) to (..., total).
-        return jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], total)
-
-    return jax.tree.map(joined, results)
+def _tiles_of(x: jax.Array, size: int) -> jax.Array:
+    """``(C, T size)`` to ``(T, C, size)``."""
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, size), 1, 0)
 
 
-def _show(
-    cfg: TransformerConfig, p: LayerParams, nodes: jax.Array, size: int
-) -> tuple[_Shown, jax.Array]:
-    def tokens(start: jax.Array, h: jax.Array):
-        x, good = columns.attention_input(cfg, p, h)
-        both = [columns.project(p.wk, p.bk, x), columns.project(p.wv, p.bv, x)]
-        return jnp.concatenate(both), good
+def _by_depth(cfg: TransformerConfig, nodes: _Nodes, tile_bits: int) -> jax.Array:
+    """Keys and values in tiles, those of the shallow depths repeated until they fill one.
 
-    keys_values, good = _in_tiles(tokens, min(size, nodes.shape[1]), nodes)
-    # Numbers 0 and 1 are no prefixes.
-    trusted = jnp.all(good[2:])
-    pieces, offsets, periods, offset = [], [], [], 0
-    for depth in range(cfg.length):
-        width = 2 ** (depth + 1)
-        piece = keys_values[:, width : 2 * width]
-        repeats = max(1, size // width)
-        pieces.append(jnp.tile(piece, (1, repeats)))
-        offsets.append(offset)
-        periods.append(max(width, size))
-        offset += max(width, size)
-    return _Shown(jnp.concatenate(pieces, axis=1), tuple(offsets), tuple(periods)), trusted
+    ``(tile_bits - 1 + tiles - 1, 2 H K, size)``: depths 0 .. tile_bits - 2, then tiles 1, 2, ...
+    """
+    tiles = nodes.tiles[:, : 2 * cfg.num_heads * cfg.key_dim]
+    size = tiles.shape[-1]
+    shallow = [
+        jnp.tile(tiles[0, :, width : 2 * width], (1, size // width))[None]
+        for width in (2 ** (depth + 1) for depth in range(tile_bits - 1))
+    ]
+    return jnp.concatenate([*shallow, tiles[1:]])
 
 
-def _layer(
+def _ancestors(n: int, tile_bits: int, number: jax.Array) -> jax.Array:
+    """Where :func:`_by_depth` keeps the ancestors of tile ``number``, int32 ``(n,)``."""
+    depth = jnp.arange(n, dtype=jnp.int32)
+    width = 1 << jnp.maximum(depth + 1 - tile_bits, 0)
+    deep = tile_bits - 2 + width + (number & (width - 1))
+    return jnp.where(depth < tile_bits - 1, depth, deep)
+
+
+def _scores(
+    cfg: TransformerConfig, query: jax.Array, by_depth: jax.Array, ancestors: jax.Array
+) -> jax.Array:
+    """Scores of the ancestors, ``(n, H, size)``."""
+    inner = query.shape[0]
+
+    def step(_, at: jax.Array):
+        key = jax.lax.dynamic_index_in_dim(by_depth, at, 0, keepdims=False)[:inner]
+        return _, columns.head_sums(query * key, cfg.num_heads)
+
+    return jax.lax.scan(step, 0, ancestors)[1]
+
+
+def _pooled(
+    cfg: TransformerConfig,
+    start: jax.Array,
+    weights: jax.Array,
+    by_depth: jax.Array,
+    ancestors: jax.Array,
+) -> jax.Array:
+    """``start`` plus the weighted values of the ancestors, ``(H K, size)``."""
+    inner = start.shape[0]
+
+    def step(total: jax.Array, at: tuple[jax.Array, jax.Array]):
+        weight, place = at
+        value = jax.lax.dynamic_index_in_dim(by_depth, place, 0, keepdims=False)[inner:]
+        return total + columns.per_head(weight, cfg.key_dim) * value, None
+
+    return jax.lax.scan(step, start, (weights, ancestors))[0]
+
+
+def _at_eos(
     cfg: TransformerConfig,
     p: LayerParams,
-    shown: _Shown,
-    stream: jax.Array,
-    first_number: int,
-    size: int,
-    at_eos: bool,
+    h: jax.Array,
+    by_depth: jax.Array,
+    ancestors: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """One block at the nodes of a stream ``(D, nodes)``, or at EOS of every string."""
-    n, heads, inner = cfg.length, cfg.num_heads, cfg.num_heads * cfg.key_dim
-    offsets = jnp.asarray(shown.offsets, jnp.int32)
-    periods = jnp.asarray(shown.periods, jnp.int32)
-    scale = columns.score_scale(cfg, stream.dtype)
+    """One block at EOS of a tile of strings, ``(D, size)``."""
+    x, good = columns.attention_input(cfg, p, h)
+    query = columns.project(p.wq, p.bq, x) * columns.score_scale(cfg, h.dtype)
+    own = columns.head_sums(query * columns.project(p.wk, p.bk, x), cfg.num_heads)
+    scores = _scores(cfg, query, by_depth, ancestors)
+    scores = jnp.concatenate([scores, own[None]])
+    weights = attend.softmax(scores)
+    start = columns.per_head(weights[-1], cfg.key_dim) * columns.project(p.wv, p.bv, x)
+    pool = _pooled(cfg, start, weights[:-1], by_depth, ancestors)
+    return _after(cfg, p, h, pool, good)
 
-    def tile(start: jax.Array, h: jax.Array):
+
+def _after(
+    cfg: TransformerConfig, p: LayerParams, h: jax.Array, pool: jax.Array, good: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    out = columns.product(p.wo.reshape(pool.shape[0], -1).T, pool)
+    h, also = columns.after_attention(cfg, p, h + columns.plus(out, p.bo))
+    return h, good & also
+
+
+def _middle(
+    cfg: TransformerConfig,
+    p: LayerParams,
+    nodes: _Nodes,
+    by_depth: jax.Array,
+    tile_bits: int,
+    show: Callable,
+) -> _Nodes:
+    """One block at every node, as ``show`` makes it."""
+    n, size = cfg.length, nodes.tiles.shape[-1]
+    inner = cfg.num_heads * cfg.key_dim
+
+    def tile(number: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = jax.lax.dynamic_index_in_dim(nodes.tiles, number, 0, keepdims=False)[2 * inner :]
         x, good = columns.attention_input(cfg, p, h)
-        query = columns.project(p.wq, p.bq, x) * scale
-        number = first_number + start + jnp.arange(size, dtype=jnp.int32)
-        level = 31 - jax.lax.clz(jnp.maximum(number, 2)) - 1
+        query = columns.project(p.wq, p.bq, x) * columns.score_scale(cfg, h.dtype)
+        ancestors = _ancestors(n, tile_bits, number)
+        scores = _scores(cfg, query, by_depth, ancestors)
+        level = depth_of(number * size + jnp.arange(size, dtype=jnp.int32))
+        depth = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+        # Every prefix begins at depth 0, so the largest score is finite.
+        scores = jnp.where(
+            depth <= jnp.broadcast_to(level, scores.shape), scores, jnp.full_like(scores, -jnp.inf)
+        )
+        pool = _pooled(cfg, jnp.zeros_like(query), attend.softmax(scores), by_depth, ancestors)
+        h, good = _after(cfg, p, h, pool, good)
+        x, also = show(h)
+        return x, good & also
 
-        def step(pool: attend.Pool, depth: jax.Array):
-            at = offsets[depth] + (start & (periods[depth] - 1))
-            shown_here = jax.lax.dynamic_slice_in_dim(shown.keys_values, at, size, axis=1)
-            key, value = shown_here[:inner], shown_here[inner:]
-            scores = columns.head_sums(query * key, heads)
-            if not at_eos:
-                ancestor = jnp.broadcast_to(depth, level.shape) <= level
-                never = jnp.full_like(scores, -jnp.inf)
-                scores = jnp.where(jnp.broadcast_to(ancestor[None], scores.shape), scores, never)
-            return attend.add(pool, scores, value), None
-
-        if at_eos:
-            own = columns.project(p.wk, p.bk, x)
-            pool = attend.start(
-                columns.head_sums(query * own, heads), columns.project(p.wv, p.bv, x)
-            )
-            pool, _ = jax.lax.scan(step, pool, jnp.arange(n, dtype=jnp.int32))
-        else:
-            # Every prefix begins at depth 0, so the maximum is finite from the first step on.
-            never = jnp.full((heads, size), -jnp.inf, h.dtype)
-            pool = attend.Pool(never, jnp.zeros_like(never), jnp.zeros((inner, size), h.dtype))
-            pool, _ = jax.lax.scan(step, pool, jnp.arange(n, dtype=jnp.int32))
-        out = columns.product(p.wo.reshape(inner, -1).T, attend.mean(pool))
-        h, also = columns.after_attention(cfg, p, h + columns.plus(out, p.bo))
-        return h, good & also
-
-    out, good = _in_tiles(tile, size, stream)
-    return out, jnp.all(good if at_eos else good[2:])
+    tiles, good = jax.lax.map(tile, jnp.arange(nodes.tiles.shape[0], dtype=jnp.int32))
+    return _Nodes(tiles, good.reshape(-1))
