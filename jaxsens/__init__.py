@@ -23,10 +23,11 @@ from jaxsens.model import from_pair as from_pair
 from jaxsens.model import transformer_model as transformer_model
 from jaxsens.montecarlo.decide import DecideProgress as DecideProgress
 from jaxsens.montecarlo.decide import decide as decide
+from jaxsens.montecarlo.execution import Tuning as Tuning
 from jaxsens.montecarlo.keys import model_key as model_key
+from jaxsens.montecarlo.regenerate import regenerate as regenerate
 from jaxsens.montecarlo.sampler import Progress as Progress
 from jaxsens.montecarlo.sampler import Sample as Sample
-from jaxsens.montecarlo.sampler import regenerate as regenerate
 from jaxsens.montecarlo.sampler import sample as sample
 from jaxsens.montecarlo.sampler import sample_iter as sample_iter
 from jaxsens.montecarlo.shards import ShardError as ShardError
@@ -34,6 +35,7 @@ from jaxsens.montecarlo.store import Run as Run
 from jaxsens.montecarlo.store import RunError as RunError
 from jaxsens.montecarlo.store import merge_runs as merge_runs
 from jaxsens.montecarlo.summary import Summary as Summary
+from jaxsens.montecarlo.tuning import tune as tune
 from jaxsens.montecarlo.verdicts import Counts as Counts
 from jaxsens.montecarlo.verdicts import Decisions as Decisions
 from jaxsens.sensitivity import sensitivity_profile as sensitivity_profile

@@ -52,6 +52,29 @@ class Model:
     work_per_string: float = struct.field(pytree_node=False)
     draw: str = struct.field(pytree_node=False, default="float32")
 
+    @property
+    def tile_bits(self) -> int | None:
+        """log2 of the strings that ``table_fn`` works on together; ``None`` where it has no say."""
+        return self.table_fn.tile_bits if isinstance(self.table_fn, _TransformerTable) else None
+
+    def in_tiles(self, tile_bits: int | None) -> "Model":
+        """The same model, worked on in tiles of ``2**tile_bits`` strings; ``None`` changes nothing.
+
+        Raises:
+          ValueError: the number is below 1, or the model's evaluation has no tiles to choose.
+        """
+        if tile_bits is None:
+            return self
+        if self.tile_bits is None:
+            raise ValueError(
+                f"tile_bits: {tile_bits!r} given; leave it out, the evaluation of this model "
+                f"({self.evaluation}) has no tiles to choose"
+            )
+        if not strings.is_integer(tile_bits) or tile_bits < 1:
+            raise ValueError(f"tile_bits: {tile_bits!r} given; it must be an integer of at least 1")
+        table_fn = dataclasses.replace(self.table_fn, tile_bits=int(tile_bits))  # pyright: ignore[reportArgumentType]
+        return dataclasses.replace(self, table_fn=table_fn)
+
     def plain_table(self, params: Any) -> jax.Array:
         """Logits ``(2**length,)`` in row order from ``apply_fn`` alone."""
         return tabulate(
@@ -80,7 +103,7 @@ class _TransformerApply:
 @dataclasses.dataclass(frozen=True)
 class _TransformerTable:
     cfg: TransformerConfig
-    tile_bits: int = engine.TILE_BITS
+    tile_bits: int | None
 
     def __call__(self, params: Any) -> tuple[jax.Array, jax.Array]:
         return engine.trusted_table(self.cfg, params, self.tile_bits)
@@ -151,7 +174,7 @@ def transformer_model(cfg: TransformerConfig, init: InitLaw | Callable) -> Model
         law=law,
         init_fn=init_fn,
         apply_fn=_TransformerApply(cfg),
-        table_fn=_TransformerTable(cfg),
+        table_fn=_TransformerTable(cfg, engine.default_tile_bits(cfg)),
         strings_fn=_TransformerStrings(cfg),
         length=cfg.length,
         description=canonical_json(description),

@@ -158,7 +158,7 @@ def regenerate(args: Regenerate) -> int:
     """Runs ``jaxsens regenerate``."""
     import numpy as np
 
-    from jaxsens.montecarlo.sampler import regenerate as draw_again
+    from jaxsens.montecarlo.regenerate import regenerate as draw_again
     from jaxsens.transformer import params_to_arrays
 
     arrays = params_to_arrays(draw_again(args.run, args.index))

@@ -1,11 +1,15 @@
 """``jaxsens sample``: run the sampler on disk."""
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxsens.cli import backend, laws
 from jaxsens.cli.signals import interruptible
 from jaxsens.montecarlo.sampler import TOLERANCE, Progress
+
+if TYPE_CHECKING:
+    from jaxsens.model import Model
+    from jaxsens.montecarlo.execution import Tuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,13 @@ class Sample:
     """Models saved together. Execution only: never changes the integers."""
     batch: backend.Batch = None
     devices: backend.Devices = None
+    width: int | None = None
+    """Models vmapped together on a device. Execution only."""
+    tile_bits: int | None = None
+    """log2 of the strings worked on together. Execution only."""
+    tune: Literal["auto", "always", "never"] = "auto"
+    """Measure the fastest --width and --tile-bits on this machine first, and keep the result in
+    the user's cache directory: always, never, or for runs of more than about ten minutes."""
     cpu_devices: backend.CpuDevices = None
     compile_cache: backend.CompileCache = None
     progress: backend.ShowProgress = True
@@ -66,11 +77,25 @@ def _saved(out: str) -> int:
         return 0
 
 
+def _tuning(args: Sample, model: "Model", models: int) -> "Tuning | None":
+    """Width and tile: as given, as measured here, or ``None`` for the default."""
+    from jaxsens.montecarlo import tuning
+
+    given = {name: getattr(args, name) for name in ("width", "tile_bits")}
+    given = {name: value for name, value in given.items() if value is not None}
+    measured = tuning.default_tuning(model, args.devices)
+    long = tuning.worth_measuring(model, models)
+    if len(given) < 2 and (args.tune == "always" or (args.tune == "auto" and long)):
+        measured = tuning.tune(model, devices=args.devices, cache=tuning.cache_directory())
+    return measured._replace(**given)
+
+
 def run(args: Sample) -> int:
     """Runs the command; returns the exit code."""
     from rich.console import Console
 
     from jaxsens import report
+    from jaxsens.model import transformer_model
     from jaxsens.montecarlo.sampler import sample
 
     if args.models < 1:
@@ -78,6 +103,8 @@ def run(args: Sample) -> int:
     law = laws.law_of(args.init, args.scale, args.group_law, args.group_scale, args.draw)
     start, stop = shard_range(args.shard, args.models)
     backend.configure_backend(args.cpu_devices, args.compile_cache)
+    model = transformer_model(args.config, law)
+    tuning = _tuning(args, model, stop - start)
     states: list[Progress] = []
 
     def note(progress: Progress) -> None:
@@ -102,8 +129,7 @@ def run(args: Sample) -> int:
                 check()
 
             result = sample(
-                args.config,
-                law,
+                model,
                 models=stop - start,
                 seed=args.seed,
                 out=args.out,
@@ -114,6 +140,7 @@ def run(args: Sample) -> int:
                 chunk=args.chunk,
                 batch=args.batch,
                 devices=args.devices,
+                tuning=tuning,
                 on_progress=on_progress,
             )
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ norm, activation, width and depth.
 """
 
 from jaxsens.engine.some_strings import trusted_logits as trusted_logits
-from jaxsens.engine.table import TILE_BITS as TILE_BITS
+from jaxsens.engine.table import default_tile_bits as default_tile_bits
 from jaxsens.engine.table import path_name as path_name
 from jaxsens.engine.table import trusted_table as trusted_table
 from jaxsens.engine.table import truth_table_logits as truth_table_logits

@@ -9,7 +9,7 @@ from jaxsens.transformer.params import TransformerParams
 
 
 def table(
-    cfg: TransformerConfig, params: TransformerParams, tile_bits: int
+    cfg: TransformerConfig, params: TransformerParams, tile_bits: int | None
 ) -> tuple[jax.Array, jax.Array]:
     """Logits ``(2**length,)`` from the plain pass on one string of every weight.
 

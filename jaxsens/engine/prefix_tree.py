@@ -22,9 +22,6 @@ from jaxsens.engine.prefix_first_layer import depth_of
 from jaxsens.transformer.config import TransformerConfig
 from jaxsens.transformer.params import LayerParams, TransformerParams
 
-#: log2 of the nodes in a tile, at most; more leave a core's nearest cache.
-TILE_BITS = 8
-
 
 class _Nodes(NamedTuple):
     """Channels of every node in tiles ``(tiles, C, size)``, and where they are trusted."""
@@ -38,7 +35,7 @@ def table(
 ) -> tuple[jax.Array, jax.Array]:
     """Logits ``(2**length,)`` in row order, and bool ``()``: they can be trusted."""
     n = cfg.length
-    tile_bits = min(tile_bits, TILE_BITS, n)
+    tile_bits = min(tile_bits, n)
     tables = prefix_first_layer.tabulate(cfg, params, tile_bits)
     second, last = params.layers[1], params.layers[-1]
 

@@ -10,8 +10,8 @@ from jaxsens.transformer.config import TransformerConfig
 from jaxsens.transformer.forward import plain_truth_table_logits
 from jaxsens.transformer.params import TransformerParams
 
-#: log2 of the strings that are worked on together: their temporaries stay in a core's cache.
-TILE_BITS = 10
+# log2 of the strings worked on together, by path: their temporaries stay in a core's cache.
+_TILE_BITS = {"tabulated first layer": 10, "prefix tree": 8, "weight of the string": None}
 
 _PATHS = {
     "tabulated first layer": bidirectional.table,
@@ -28,6 +28,12 @@ def path_name(cfg: TransformerConfig) -> str:
     if cfg.causal and cfg.num_layers > 1:
         return "prefix tree"
     return "tabulated first layer"
+
+
+def default_tile_bits(cfg: TransformerConfig) -> int | None:
+    """log2 of the strings worked on together, at most; ``None`` where there are no tiles."""
+    bits = _TILE_BITS[path_name(cfg)]
+    return None if bits is None else min(bits, cfg.length)
 
 
 def work_per_string(cfg: TransformerConfig) -> float:
@@ -52,7 +58,7 @@ def work_per_string(cfg: TransformerConfig) -> float:
 
 
 def trusted_table(
-    cfg: TransformerConfig, params: TransformerParams, tile_bits: int = TILE_BITS
+    cfg: TransformerConfig, params: TransformerParams, tile_bits: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Logits on every string, and whether rounding leaves them their meaning.
 
@@ -64,12 +70,14 @@ def trusted_table(
     Args:
       cfg: the config.
       params: parameters of one model; their dtype is that of the computation.
-      tile_bits: log2 of the strings worked on together; changes the speed alone.
+      tile_bits: log2 of the strings worked on together, by default the path's own; changes the
+        speed alone.
 
     Returns:
       ``(2**length,)`` logits in row order, and bool ``()``.
     """
     strings.check_enumerable(cfg.length)
+    tile_bits = default_tile_bits(cfg) if tile_bits is None else tile_bits
     return _PATHS[path_name(cfg)](cfg, params, tile_bits)
 
 

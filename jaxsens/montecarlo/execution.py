@@ -18,6 +18,19 @@ _MAX_BATCH = 1 << 14
 MAX_CHUNKS = 4096
 
 
+class Tuning(NamedTuple):
+    """What a measurement can choose; see :func:`jaxsens.tune`.
+
+    Attributes:
+      width: models vmapped together, at least 1.
+      tile_bits: log2 of the strings worked on together, at least 1; ``None`` where the evaluation
+        has no such tiles, or for the default.
+    """
+
+    width: int
+    tile_bits: int | None = None
+
+
 class Execution(NamedTuple):
     """How a run is computed. Never part of what it means.
 
@@ -33,6 +46,11 @@ class Execution(NamedTuple):
     chunk: int
     width: int
 
+    @property
+    def platform(self) -> str:
+        """``cpu``, ``gpu`` or ``tpu``."""
+        return self.mesh.devices.flat[0].platform
+
 
 def plan_execution(
     model: Model,
@@ -41,16 +59,22 @@ def plan_execution(
     chunk: int | None = None,
     batch: int | None = None,
     devices: int | None = None,
+    width: int | None = None,
 ) -> Execution:
-    """Chooses batch and chunk from the cost of a model, unless given.
+    """Chooses batch, chunk and width from the cost of a model, unless given.
 
-    The choice depends on the model and the number of models only, so that an interrupted run and an
-    undisturbed one are cut into the same files.
+    The choice of a chunk depends on the model and the number of models only, so that an interrupted
+    run and an undisturbed one are cut into the same files.
 
     Raises:
       ValueError: a number is not a positive integer, or there are fewer devices.
     """
-    for name, value in (("chunk", chunk), ("batch", batch), ("devices", devices)):
+    for name, value in (
+        ("chunk", chunk),
+        ("batch", batch),
+        ("devices", devices),
+        ("width", width),
+    ):
         if value is not None and not (is_integer(value) and value >= 1):
             raise ValueError(f"{name}: {value!r} given; it must be an integer of at least 1")
     present = jax.devices()
@@ -66,7 +90,8 @@ def plan_execution(
         chunk = max(_CALLS_PER_CHUNK * by_cost, _power_of_two(models / MAX_CHUNKS))
     batch = min(by_cost, _power_of_two(models)) if batch is None else batch
     batch = min(batch, chunk)
-    width = tables_at_once(model, mesh.devices.flat[0].platform)
+    if width is None:
+        width = tables_at_once(model, mesh.devices.flat[0].platform)
     return Execution(mesh, batch, chunk, min(width, math.ceil(batch / mesh.size)))
 
 

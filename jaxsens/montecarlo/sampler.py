@@ -3,7 +3,6 @@
 import collections
 import json
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, overload
@@ -13,9 +12,9 @@ import numpy as np
 from jaxsens.inits import InitLaw
 from jaxsens.model import Model, transformer_model
 from jaxsens.montecarlo import evaluate, keys, memory, shards
-from jaxsens.montecarlo.evaluate import Execution, ModelArrays
-from jaxsens.montecarlo.outcome import regenerate_params
-from jaxsens.montecarlo.store import Run, RunError
+from jaxsens.montecarlo.evaluate import ModelArrays
+from jaxsens.montecarlo.execution import Execution, Tuning
+from jaxsens.montecarlo.store import Run
 from jaxsens.montecarlo.summary import Summary
 from jaxsens.transformer.config import TransformerConfig
 
@@ -111,9 +110,15 @@ def _plan(
     keep: str,
     tolerance: float,
     dtype: str,
+    tuning: Tuning | None,
     **execution: int | None,
 ) -> _Plan:
     model = as_model(model, init)
+    if tuning is not None:
+        if not isinstance(tuning, Tuning):
+            raise ValueError(f"tuning: {tuning!r} given; it must be a jaxsens.Tuning")
+        model = model.in_tiles(tuning.tile_bits)
+        execution["width"] = tuning.width
     models, seed, start = (
         _check_models(models),
         keys.check_seed(seed),
@@ -205,6 +210,8 @@ def _execution_values(plan: _Plan, fallbacks: collections.Counter[str]) -> dict[
         "device_kind": plan.execution.mesh.devices.flat[0].device_kind,
         "batch": plan.execution.batch,
         "chunk": plan.execution.chunk,
+        "width": plan.execution.width,
+        "tile_bits": plan.model.tile_bits,
         "keep": plan.keep,
         "evaluation": plan.model.evaluation,
         # Of the last call that computed anything: models whose whole table the plain pass gave.
@@ -238,6 +245,7 @@ def sample_iter(
     chunk: int | None = None,
     batch: int | None = None,
     devices: int | None = None,
+    tuning: Tuning | None = None,
 ) -> Iterator[Progress]:
     """The generator form of :func:`sample`: yields its state at the start and after each chunk.
 
@@ -247,7 +255,7 @@ def sample_iter(
     """
     plan = _plan(
         model, init, models, seed, start, keep if out is not None else "sums", tolerance, dtype,
-        chunk=chunk, batch=batch, devices=devices,
+        tuning, chunk=chunk, batch=batch, devices=devices,
     )  # fmt: skip
     return _iterate(plan, out, [])
 
@@ -267,6 +275,7 @@ def sample(
     chunk: int | None = None,
     batch: int | None = None,
     devices: int | None = None,
+    tuning: Tuning | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Sample: ...
 
@@ -286,6 +295,7 @@ def sample(
     chunk: int | None = None,
     batch: int | None = None,
     devices: int | None = None,
+    tuning: Tuning | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Iterator[Sample]: ...
 
@@ -304,13 +314,14 @@ def sample(
     chunk: int | None = None,
     batch: int | None = None,
     devices: int | None = None,
+    tuning: Tuning | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Sample | Iterator[Sample]:
     """Draws models, evaluates each on every string, and counts.
 
     Model i of root seed s has the key ``fold_in(fold_in(key(s), i >> 32), i & 0xffffffff)``; its
-    integers are the same for every chunk, batch and device count. Do not jit this: serial outside
-    and compiled inside is the point.
+    integers are the same for every chunk, batch, tuning and device count. Do not jit this: serial
+    outside and compiled inside is the point.
 
     Args:
       model: a :class:`~jaxsens.TransformerConfig` (then ``init`` is its law) or a
@@ -330,6 +341,8 @@ def sample(
       chunk: models saved together; what a crash can lose. By default some seconds' work.
       batch: models in one compiled call.
       devices: number of devices to use, by default all.
+      tuning: how a device works through its models, measured by :func:`jaxsens.tune` or chosen;
+        by default a choice that suits most machines.
       on_progress: called after each chunk, on the host.
 
     Returns:
@@ -342,7 +355,7 @@ def sample(
     """
     shared: dict[str, Any] = {
         "seed": seed, "start": start, "keep": keep, "tolerance": tolerance, "dtype": dtype,
-        "chunk": chunk, "batch": batch, "devices": devices,
+        "chunk": chunk, "batch": batch, "devices": devices, "tuning": tuning,
     }  # fmt: skip
     if isinstance(models, Sequence):
         plans = [_plan(model, init, models=count, **shared) for count in models]
@@ -366,46 +379,3 @@ def _complete(
     columns = zip(*(shard.models for shard in kept if shard.models is not None), strict=True)
     index = np.uint64(plan.start) + np.arange(plan.stop - plan.start, dtype=np.uint64)
     return Sample(summary, index, ModelArrays(*(np.concatenate(c) for c in columns)), None)
-
-
-def regenerate(run: Run | str | os.PathLike, index: int, model: Model | None = None) -> Any:
-    """The parameters of one model of a run, bit for bit: (root seed, index) name it for ever.
-
-    Args:
-      run: the run or its directory.
-      index: global index of the model, 0 <= index < 2^63.
-      model: what was sampled. A run of transformers under a registered law needs none.
-
-    Returns:
-      The parameter pytree, float32.
-
-    Raises:
-      RunError: the run holds another model than ``model``, or needs one.
-      ValueError: the index is out of range.
-    """
-    if not isinstance(run, Run):
-        run = Run.open(pathlib.Path(run))
-    stored = run.manifest["config"]
-    if model is None:
-        model = model_of_run(run)
-    elif run_config(model, 0, 0, "")["model"] != stored["model"]:
-        raise RunError(f"model: the run {str(run.path)!r} holds another one")
-    return regenerate_params(model, stored["seed"], keys.check_index(index))
-
-
-def model_of_run(run: Run) -> Model:
-    """Rebuilds the model of a run of transformers from its manifest.
-
-    Raises:
-      RunError: the run holds a model that only its own code can rebuild.
-    """
-    from jaxsens import inits
-
-    described = run.manifest["config"]["model"]
-    if described["kind"] != "transformer" or not isinstance(described["init"], dict):
-        raise RunError(
-            f"model: none given; the run {str(run.path)!r} holds one of your own, pass it"
-        )
-    groups = {name: inits.GroupLaw(**law) for name, law in described["init"]["groups"].items()}
-    law = InitLaw(groups=groups, draw=described["init"]["draw"])
-    return transformer_model(TransformerConfig(**described["config"]), law)
