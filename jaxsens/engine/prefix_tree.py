@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsens.engine import attend, columns, prefix_first_layer
 from jaxsens.engine.prefix_first_layer import depth_of
@@ -67,9 +68,23 @@ def table(
         return logits, good & also
 
     logits, good = jax.lax.map(strings, jnp.arange(2 ** (n - tile_bits), dtype=jnp.int32))
-    # Rows are read with the first bit most significant.
-    logits = jnp.transpose(logits.reshape((2,) * n)).reshape(-1)
-    return logits, trusted & jnp.all(good)
+    return _in_row_order(logits.reshape(-1), n), trusted & jnp.all(good)
+
+
+def _in_row_order(x: jax.Array, n: int) -> jax.Array:
+    """From the first bit least significant to the first bit most significant."""
+    # Both halves of the index are reversed and change places: two gathers of whole rows.
+    half = n // 2
+    x = jnp.take(x.reshape(2**half, -1), _reversed(half), axis=0, mode="clip").T
+    return jnp.take(x, _reversed(n - half), axis=0, mode="clip").reshape(-1)
+
+
+def _reversed(bits: int) -> np.ndarray:
+    """Every number of so many bits, read backwards."""
+    numbers = np.zeros(1, np.int32)
+    for _ in range(bits):
+        numbers = np.concatenate([2 * numbers, 2 * numbers + 1])
+    return numbers
 
 
 def _first_nodes(
