@@ -13,6 +13,7 @@ DEMO_SHAPE ?= --length 8 --num-layers 2 --d-model 16 --num-heads 2 --d-mlp 64 --
 DEMO_INIT ?= --init uniform --scale 10
 DEMO_MODELS ?= 20000
 DEMO_SEED ?= 0
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 # Evaluated inside the recipes, once the venv is there: its own interpreter decides.
@@ -23,7 +24,7 @@ INPUTS := pyproject.toml $(wildcard constraints/*.txt)
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types format notebooks clean
+.PHONY: help demo test bench lint types format notebooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +36,10 @@ demo: $(VENV)/.installed ## sample random transformers into demo/run, show the n
 
 test: $(VENV)/.installed-test ## the test suite (PYTEST_ARGS="..." for pytest)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.installed-bench ## all strings beside PyTorch and JAX peers, and growth (quarter of an hour, an idle machine)
+	$(BIN)/python benchmarks/exhaustive.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/growth.py
 
 lint: $(VENV)/.installed-lint ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -73,6 +78,10 @@ $(VENV)/.installed: $(VENV)/pyvenv.cfg $(INPUTS)
 
 $(VENV)/.installed-test: $(VENV)/pyvenv.cfg $(INPUTS)
 	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/pyvenv.cfg $(INPUTS)
+	$(PIP_INSTALL) -e '.[bench]'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/pyvenv.cfg $(INPUTS)

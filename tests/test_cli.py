@@ -108,6 +108,10 @@ def assert_one_line(result, *parts):
         (["--shard", "5/4"], ["shard", "5/4"]),
         (["--shard", "1"], ["shard", "'1'"]),
         (["--tolerance", "nan"], ["tolerance", "nan"]),
+        (["--width", "0"], ["width", "0"]),
+        (["--tile-bits", "0"], ["tile_bits", "0"]),
+        (["--tile-bits", "2.5"], ["tile-bits", "2.5"]),
+        (["--tune", "often"], ["tune", "often", "never"]),
         (["--tolerance", "2"], ["tolerance", "2"]),
         (["--dtype", "float16"], ["dtype", "float16"]),
         (["--keep", "all"], ["keep", "all"]),
@@ -258,7 +262,18 @@ def test_the_bar_changes_nothing(jaxsens_main, run_of_20, tmp_path, monkeypatch)
     assert_same_contents(tmp_path / "loud", run_of_20)
 
 
-@pytest.mark.parametrize("command", ["sample", "show", "plot", "merge", "regenerate", "doctor", ""])
+def test_width_and_tile_are_recorded_and_change_nothing(jaxsens_main, run_of_20, tmp_path):
+    flags = ["--models", "20", "--chunk", "8", "--batch", "8", "--no-progress", "--tune", "never"]
+    sizes = ["--width", "1", "--tile-bits", "2"]
+    assert jaxsens_main(*BASE, *flags, *sizes, "--out", tmp_path / "run")[0] == 0
+    assert_same_contents(tmp_path / "run", run_of_20)
+    execution = jaxsens.Run.open(tmp_path / "run").manifest["execution"]
+    assert (execution["width"], execution["tile_bits"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "command", ["sample", "decide", "show", "plot", "merge", "regenerate", "doctor", ""]
+)
 def test_help(jaxsens_main, command):
     code, out, err = jaxsens_main(*command.split(), "--help")
     assert (code, err) == (0, "")

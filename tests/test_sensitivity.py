@@ -42,8 +42,15 @@ def oracle_counts(table, n):
     return np.sum(changes, axis=0), np.sum(changes, axis=1)
 
 
+# Compiled once a length; op by op every shape would compile a dozen programs.
+_profile = jax.jit(js.sensitivity_profile)
+_influences = jax.jit(sensitivity.influences)
+_weight_by_degree = jax.jit(sensitivity.weight_by_degree)
+_ones = jax.jit(lambda table: sensitivity.ones_packed(strings.pack(table)))
+
+
 def profile_of(table):
-    return np.asarray(js.sensitivity_profile(table))
+    return np.asarray(_profile(table))
 
 
 def parity_of_rows(n):
@@ -59,10 +66,10 @@ def test_stored_functions():
         table = np.asarray(boolean.truth_table(case["name"], n, **case["kw"]))
         if "table" in case:
             assert "".join(map(str, table.astype(int))) == case["table"], case
-        profile = js.sensitivity_profile(table)
+        profile = _profile(table)
         assert profile.dtype == jnp.int32
         assert np.asarray(profile).tolist() == case["profile"], case
-        assert int(sensitivity.ones_packed(strings.pack(table))) == case["ones"], case
+        assert int(_ones(table)) == case["ones"], case
         exact = Fraction(*case["average_sensitivity"])
         pooled = sum(k * count for k, count in enumerate(case["profile"]))
         assert Fraction(pooled, 2**n) == exact
@@ -166,7 +173,7 @@ def test_adding_parity_reverses_the_profile(case):
 def test_complement_keeps_everything(case):
     table, _ = case
     np.testing.assert_array_equal(profile_of(~table), profile_of(table))
-    for function in (sensitivity.influences, sensitivity.weight_by_degree):
+    for function in (_influences, _weight_by_degree):
         np.testing.assert_array_equal(np.asarray(function(~table)), np.asarray(function(table)))
 
 
@@ -177,7 +184,7 @@ def test_permuting_bits_permutes_influences(case, data):
     bits = strings.all_strings(n, np.int64)[:, order]
     moved = table[bits @ (1 << np.arange(n - 1, -1, -1))]  # moved(x) = f(x[order])
     np.testing.assert_array_equal(profile_of(moved), profile_of(table))
-    influences, old = (np.asarray(sensitivity.influences(t)) for t in (moved, table))
+    influences, old = (np.asarray(_influences(t)) for t in (moved, table))
     np.testing.assert_array_equal(influences[np.array(order)], old)
 
 
@@ -187,7 +194,7 @@ def test_xor_mask_keeps_the_profile(case, data):
     mask = data.draw(st.integers(0, 2**n - 1))
     moved = table[np.arange(2**n) ^ mask]
     np.testing.assert_array_equal(profile_of(moved), profile_of(table))
-    influences, old = (np.asarray(sensitivity.influences(t)) for t in (moved, table))
+    influences, old = (np.asarray(_influences(t)) for t in (moved, table))
     np.testing.assert_array_equal(influences, old)
 
 
@@ -197,7 +204,7 @@ def test_an_ignored_bit_moves_nothing(case):
     for longer in (np.concatenate([table, table]), np.repeat(table, 2)):
         expected = np.append(2 * profile_of(table), 0)
         np.testing.assert_array_equal(profile_of(longer), expected)
-        ends = np.asarray(sensitivity.influences(longer))[[0, n]]
+        ends = np.asarray(_influences(longer))[[0, n]]
         assert 0 in ends
 
 
