@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import jaxsens
 from jaxsens import inits
@@ -130,6 +131,25 @@ def test_another_seed_or_scale_does_not_compile_again():
     jaxsens.sample(cfg, inits.uniform(1.0), seed=5, **kw)
     assert [f._cache_size() for f in functions] == before
     assert (first.models.fingerprint != second.models.fingerprint).any()
+
+
+def test_memory_grows_with_a_batch_by_its_integers_only():
+    # A run of any length is made of such calls, one after another.
+    cfg = jaxsens.TransformerConfig(length=16, num_layers=1, d_model=16, num_heads=2, d_mlp=64)
+    model = outcome.unnamed(jaxsens.transformer_model(cfg, LAW))
+    mesh = Mesh(np.asarray(jax.devices()[:1]), ("models",))
+
+    def bytes_of(batch):
+        index = jax.ShapeDtypeStruct((batch,), np.uint32)
+        arguments = (model, np.uint32(0), np.float32(0), index, index)
+        compiled = outcome._fused.lower(*arguments, width=1, mesh=mesh).compile()
+        usage = compiled.memory_analysis()
+        return usage.temp_size_in_bytes + usage.output_size_in_bytes
+
+    small, large = bytes_of(32), bytes_of(256)
+    words = 2 * 2**16 // 8  # the packed table and the packed close calls of a model
+    assert large - small < 2.1 * (256 - 32) * words
+    assert large < 2**28
 
 
 @pytest.mark.parametrize(
