@@ -37,7 +37,7 @@ demo: $(VENV)/.installed ## sample random transformers into demo/run, show the n
 test: $(VENV)/.installed-test ## the test suite (PYTEST_ARGS="..." for pytest)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-bench: $(VENV)/.installed-bench ## all strings beside PyTorch and JAX peers, and growth (quarter of an hour, an idle machine)
+bench: $(VENV)/.installed-bench ## all strings beside PyTorch and JAX peers, and growth (half an hour, an idle machine)
 	$(BIN)/python benchmarks/exhaustive.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/growth.py
 

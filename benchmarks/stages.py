@@ -67,9 +67,9 @@ def _mlps(cfg: js.TransformerConfig, norms: bool) -> Callable[[Any], jax.Array]:
         layer = params.layers[-1]
 
         def step(_: int, x: jax.Array) -> jax.Array:
-            return (
-                columns.after_attention(cfg, layer, x)[0] if norms else columns.mlp(cfg, layer, x)
-            )
+            if norms:
+                return columns.after_attention(cfg, layer, x)[0]
+            return columns.mlp(cfg, layer, x)
 
         start = jnp.ones((cfg.d_model, _TILE), jnp.float32) * params.readout.w[:, None]
         return jnp.sum(jax.lax.fori_loop(0, max(1, rows // _TILE), step, start))
@@ -79,7 +79,6 @@ def _mlps(cfg: js.TransformerConfig, norms: bool) -> Callable[[Any], jax.Array]:
 
 def profile_stages(case: contestants.Case) -> dict[str, Any]:
     """Cases a, b, c."""
-    fused, _ = contestants.sampler_call(case.cfg, case.init)
     models = 256 if case.num_layers == 1 else 64
     model = js.transformer_model(case.cfg, case.init)
     mesh = plan_execution(model, models).mesh

@@ -78,7 +78,8 @@ CASES = {
     "xavier": (config(length=6), inits.xavier_normal()),
     "uniform": (config(num_layers=2, norm="pre"), inits.uniform(10.0)),
     "no biases": (config(), zero_bias(inits.uniform(10.0))),
-    "causal": (config(length=6, causal=True, eps=1e-5, norm="once"), inits.normal(10.0)),
+    "causal": (config(length=6, causal=True), inits.normal(10.0)),
+    "eps": (config(eps=1e-5, norm="once"), inits.xavier_uniform()),
     "no norm": (config(norm="none", d_mlp=0), inits.normal(1.0)),
     "ties": (config(), inits.zeros()),
     "one bit": (config(length=1), inits.uniform(10.0)),
@@ -154,7 +155,9 @@ def test_long_strings_give_a_lower_bound():
 REFERENCE = {"models": 37, "seed": 3, "max_probes": 8}
 
 
-@pytest.mark.parametrize(("batch", "devices"), [(1, 1), (7, 1), (64, 2), (None, 4), (2, 3)])
+@pytest.mark.parametrize(
+    ("batch", "devices"), [(1, 1), (7, 1), (37, 1), (64, 2), (5, 4), (None, 4), (2, 3)]
+)
 def test_nothing_depends_on_batch_and_devices(batch, devices):
     got = jaxsens.decide(CFG, LAW, batch=batch, devices=devices, **REFERENCE)
     assert_same(got, jaxsens.decide(CFG, LAW, devices=1, **REFERENCE))

@@ -7,15 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxsens
-from jaxsens.montecarlo import evaluate, settle
+from jaxsens.montecarlo import settle
 from jaxsens.montecarlo.settle import DECIDED, UNDECIDED
 
 # Below a float32 unit in the last place of 1, far above one of float64.
 TINY = 2.0**-30
-
-
-def _table_of_law(law, key):
-    return {"table": law}
 
 
 def _one_plus_minus_one(params, bits):
@@ -30,7 +26,7 @@ def through_one(table):
     n = int(np.log2(len(table)))
 
     def init_fn(law, key):
-        return _table_of_law(law, key) | {"one": jnp.ones((), jnp.float32)}
+        return {"table": law, "one": jnp.ones((), jnp.float32)}
 
     base = jaxsens.from_pair(
         lambda key: {"table": jnp.zeros(2**n, jnp.float32), "one": jnp.ones((), jnp.float32)},
@@ -60,7 +56,6 @@ def test_a_sign_that_float32_gets_wrong_is_corrected(close):
     # Without the settling the answers would be others.
     rounded = (np.float32(1) + table.astype(np.float32)) - np.float32(1) > 0
     assert (rounded != answers).any()
-    assert evaluate.UNRESOLVED not in found.status
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1))

@@ -103,10 +103,10 @@ def test_only_long_runs_are_worth_a_measurement(model):
     assert tuning.worth_measuring(model, 10**12)
 
 
-@pytest.mark.parametrize(("num_layers", "causal"), [(1, False), (2, True)])
-def test_tuning_never_changes_integers(num_layers, causal):
+@pytest.mark.parametrize("causal", [False, True])
+def test_tuning_never_changes_integers(causal):
     cfg = jaxsens.TransformerConfig(
-        length=5, num_layers=num_layers, d_model=4, num_heads=2, d_mlp=8, causal=causal
+        length=5, num_layers=2, d_model=4, num_heads=2, d_mlp=8, causal=causal
     )
     results = [
         jaxsens.sample(cfg, LAW, models=24, devices=2, tuning=chosen).models
